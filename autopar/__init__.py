@@ -1,0 +1,30 @@
+"""autopar: automatic parallelization of PyTorch models by search and program rewriting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Cluster", "Plan", "compile", "launch", "plan"]
+
+if TYPE_CHECKING:
+    from autopar.api import compile, launch, plan
+    from autopar.cluster import Cluster
+    from autopar.plan import Plan
+
+_HOME = {
+    "Cluster": "autopar.cluster",
+    "Plan": "autopar.plan",
+    "compile": "autopar.api",
+    "launch": "autopar.api",
+    "plan": "autopar.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: `import autopar` alone must not load torch."""
+    if name in _HOME:
+        import importlib
+
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'autopar' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""What things cost: ops on a device, collectives on the links of a cluster."""

@@ -1,0 +1,171 @@
+"""The stated memory model: five terms per rank, in bytes, at the fullest moment of a step.
+
+The runtime wraps every block in FSDP2. With n parameter elements on a tensor-parallel rank, d
+data-parallel ranks, and s / c / g / r bytes per element at rest / in compute / as gradient / reduced:
+
+| term       | ZeRO-0        | ZeRO-1                  | ZeRO-2        | ZeRO-3                         |
+| ---------- | ------------- | ----------------------- | ------------- | ------------------------------ |
+| parameters | n s + n c     | n s/d + n c             | n s/d + n c   | n s/d + c (two largest blocks) |
+| gradients  | n g           | n g (n g/d if m = 1)    | n g/d         | n g/d                          |
+| optimizer  | k n s         | k n s/d                 | k n s/d       | k n s/d                        |
+
+k counts the optimizer's states. The compute copy (n c) is FSDP2's gathered buffer; with d = 1 and one type
+throughout there is no FSDP2 and no copy. Of ZeRO-3's gathered blocks one is in use and one is
+prefetched; parameters tied between blocks belong to the root and stay gathered. Gradients, optimizer
+state and reductions count trainable parameters only; a tied parameter counts once per stage.
+
+activations = in flight x (per block: saved bytes, or only its inputs if recomputed; and the stage's
+output, which the pipeline engine keeps until its backward) + the largest recomputed block's saved
+bytes, rebuilt while its backward runs. In flight: m for GPipe, min(m, pp - stage) for 1F1B.
+
+buffers = largest transient of a block + receive buffers (torch's PipelineStage allocates one per
+micro-batch for inputs and one for output gradients) + the largest block's gradient, in the compute
+type and as the reduction's bucket. The optimizer's scratch (torch's foreach AdamW holds one more copy of
+a state) comes when activations are gone: buffers are at least scratch - activations.
+
+`context_bytes` of the device lie outside the allocator and outside these terms: they are subtracted
+from the device's memory, as is a margin for fragmentation, when no explicit limit is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from autopar.block_cost import BlockCost
+from autopar.cluster import Device
+from autopar.cost.setting import Setting
+
+DEFAULT_MARGIN = 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Bytes on each rank of one stage; `total` is the sum of the five terms."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        return (
+            self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
+        )
+
+    def to_dict(self) -> dict[str, int]:
+        return {
+            "parameters": self.parameters,
+            "gradients": self.gradients,
+            "optimizer": self.optimizer,
+            "activations": self.activations,
+            "buffers": self.buffers,
+            "total": self.total,
+        }
+
+
+def memory_limit(device: Device, margin: float = DEFAULT_MARGIN) -> int:
+    """Bytes the five terms may take on `device`: all but its context and a fragmentation margin."""
+    return int(device.memory_bytes * (1.0 - margin)) - device.context_bytes
+
+
+def parameter_bytes(elements: int, setting: Setting) -> int:
+    """Storage, and the compute copy unless it is gathered block by block (ZeRO-3)."""
+    storage = setting.shard(elements) * setting.bytes.storage
+    return storage + (elements * setting.bytes.compute if keeps_copy(setting) else 0)
+
+
+def keeps_copy(setting: Setting) -> bool:
+    """A whole copy of all parameters in the compute type stays on the rank."""
+    if setting.mesh.dp == 1:
+        return setting.bytes.compute != setting.bytes.storage
+    return setting.zero < 3
+
+
+def gathered_bytes(block: BlockCost, setting: Setting) -> int:
+    """What ZeRO-3 gathers for one block and frees again; tied parameters are not among it."""
+    if setting.mesh.dp == 1 or setting.zero < 3:
+        return 0
+    return (block.parameters - block.tied_parameters) * setting.bytes.compute
+
+
+def tied_gathered_bytes(tied: int, setting: Setting) -> int:
+    """Tied parameters belong to the root of FSDP2 and stay gathered under ZeRO-3."""
+    return tied * setting.bytes.compute if setting.mesh.dp > 1 and setting.zero == 3 else 0
+
+
+def gradient_bytes(trainable: int, setting: Setting) -> int:
+    """Accumulated gradients: whole, or a shard where they are scattered in every backward."""
+    whole = setting.zero == 0 or (setting.zero == 1 and setting.microbatches > 1)
+    return (trainable if whole else setting.shard(trainable)) * setting.bytes.gradient
+
+
+def optimizer_bytes(trainable: int, setting: Setting) -> int:
+    """The optimizer's states, in the storage type."""
+    return setting.states * setting.shard(trainable) * setting.bytes.storage
+
+
+def scratch_bytes(trainable: int, setting: Setting) -> int:
+    """What the optimizer step allocates and frees: one state's copy for adaptive optimizers."""
+    return setting.shard(trainable) * setting.bytes.storage if setting.states >= 2 else 0
+
+
+def bucket_bytes(block: BlockCost, setting: Setting) -> int:
+    """One block's fresh gradient, and the copy that is being reduced."""
+    size = setting.bytes.compute + (setting.bytes.reduce if setting.mesh.dp > 1 else 0)
+    return block.trainable * size
+
+
+def receive_slots(setting: Setting) -> int:
+    """Receive buffers per direction: torch's PipelineStage makes one for every micro-batch."""
+    return setting.microbatches
+
+
+def stage_memory(
+    blocks: Sequence[BlockCost], start: int, stop: int, recompute: Collection[str],
+    stage: int, setting: Setting,
+) -> StageMemory:
+    """Memory of stage number `stage`, holding `blocks[start:stop]` of the chain."""
+    mine = blocks[start:stop]
+    tied = [b.tied_parameters for b in mine]
+    again = sum(tied) - max(tied)  # counted by more than one block of this stage
+
+    def add(term: object, field: str) -> int:
+        assert callable(term)
+        total = sum(term(getattr(b, field), setting) for b in mine)
+        doubled = sum(term(t, setting) for t in tied) - term(max(tied), setting)
+        return int(total - doubled if again else total)
+
+    largest_two = sorted((gathered_bytes(b, setting) for b in mine), reverse=True)[:2]
+    parameters = (
+        add(parameter_bytes, "parameters")
+        + sum(largest_two)
+        + tied_gathered_bytes(max(tied), setting)
+    )
+    received = blocks[start - 1].boundary_bytes if start else 0
+    sent = blocks[stop - 1].boundary_bytes if stop < len(blocks) else 0
+    activations = activation_bytes(mine, recompute, setting.in_flight(stage), sent)
+    buffers = (
+        max(b.transient_bytes for b in mine)
+        + receive_slots(setting) * (received + sent)
+        + max(bucket_bytes(b, setting) for b in mine)
+    )
+    scratch = add(scratch_bytes, "trainable")
+    return StageMemory(
+        parameters=parameters,
+        gradients=add(gradient_bytes, "trainable"),
+        optimizer=add(optimizer_bytes, "trainable"),
+        activations=activations,
+        buffers=max(buffers, scratch - activations),
+    )
+
+
+def activation_bytes(
+    blocks: Sequence[BlockCost], recompute: Collection[str], in_flight: int, output: int
+) -> int:
+    """Kept per micro-batch in flight, and the one recomputed block that is being rebuilt."""
+    kept = sum(b.input_bytes if b.name in recompute else b.saved_bytes for b in blocks)
+    rebuilt = max((b.saved_bytes for b in blocks if b.name in recompute), default=0)
+    return in_flight * (kept + output) + rebuilt

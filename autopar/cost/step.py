@@ -1,0 +1,160 @@
+"""The stated time model: from the prices of blocks to the seconds of one training step.
+
+A step runs m micro-batches through pp stages. With T_i the seconds that stage i is busy for one
+micro-batch, and E_i what it does once at the end,
+
+    step = sum_i T_i + (m - 1) * max_i T_i + max_i E_i
+
+for GPipe and 1F1B alike (they differ in memory, not in time). The sum fills and drains the pipeline,
+the slowest stage sets its beat. `autopar.cost.pipeline` simulates the same schedule event by event.
+
+T_i adds up, over the blocks of the stage:
+
+- forward and backward: compute, and tensor-parallel communication that is not hidden;
+- the forward again (compute and communication) for every recomputed block;
+- data-parallel communication of the micro-batch that stays exposed. It overlaps with the compute of
+  a neighbouring block, taken to last as long as the block itself:
+  - ZeRO-3 gathers the block's parameters before its forward: max(0, gather - forward); and again
+    before its backward, during which gradients are also reduce-scattered:
+    max(0, gather + reduce_scatter - backward - forward if recomputed). The first block of a stage
+    has no predecessor to hide behind: its forward gather is exposed whole;
+  - ZeRO-2 reduce-scatters gradients in every backward: max(0, reduce_scatter - backward - ...);
+- its own sends: the output forward (not the last stage), the input's gradient backward (not the
+  first stage), each the tensor that one rank holds, over the link that pipeline neighbours use.
+
+E_i adds up:
+
+- gradient synchronisation in the last backward: ZeRO-0 all-reduces, ZeRO-1 reduce-scatters, one
+  bucket per block: max(0, sync - backward); the last bucket, that of the stage's first block, has
+  nothing left to hide behind. ZeRO-2 and 3 have done it already;
+- ZeRO-1 and 2 gather updated parameters once, in the next forward: max(0, gather - forward) per block,
+  whole for the first block;
+- the sum over tp of gradients of `R*` parameters; the sum over stages of tied parameters, where the
+  stages that hold them differ;
+- the optimizer: every byte it reads or writes, at memory bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.block_cost import BlockCost
+from autopar.cost.collective import collective_time
+from autopar.cost.setting import Setting
+
+BREAKDOWN = ("compute", "recompute", "tp_comm", "dp_comm", "pp_comm", "bubble", "optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTimes:
+    """Exposed seconds of one block. Per micro-batch, but `end_*`, which are per step.
+
+    `dp_kept` / `dp_recomputed`: data-parallel communication without / with recomputation.
+    `first_gather`, `end_first`: what is added when the block is the first of its stage.
+    `send`: one transfer, one way, of the values that pass to the next block.
+    """
+
+    compute: float
+    tp_comm: float
+    recompute: float
+    dp_kept: float
+    dp_recomputed: float
+    first_gather: float
+    send: float
+    end_dp: float
+    end_first: float
+    end_tp: float
+    end_optimizer: float
+
+    @property
+    def kept(self) -> float:
+        """Seconds of a micro-batch when the block keeps its activations."""
+        return self.compute + self.tp_comm + self.dp_kept
+
+    @property
+    def extra(self) -> float:
+        """Seconds that recomputing the block adds to a micro-batch."""
+        return self.recompute + self.dp_recomputed - self.dp_kept
+
+
+def block_times(block: BlockCost, setting: Setting) -> BlockTimes:
+    """Price one block under `setting`; stage membership is added by `first_*` and `send`."""
+    gather, reduce = dp_collectives(block, setting)
+    dp_kept = dp_recomputed = first = end_dp = end_first = 0.0
+    if setting.mesh.dp > 1:
+        forward, backward = block.forward, block.backward
+        if setting.zero == 3:
+            hidden_first = max(0.0, gather - forward)
+            dp_kept = hidden_first + max(0.0, gather + reduce - backward)
+            dp_recomputed = hidden_first + max(0.0, gather + reduce - backward - forward)
+            first = min(gather, forward)
+        elif setting.zero == 2:
+            dp_kept = max(0.0, reduce - backward)
+            dp_recomputed = max(0.0, reduce - backward - forward)
+        else:
+            end_dp += max(0.0, reduce - backward)
+            end_first += min(reduce, backward)
+        if setting.zero in (1, 2):
+            end_dp += max(0.0, gather - forward)
+            end_first += min(gather, forward)
+    return BlockTimes(
+        compute=block.forward_compute + block.backward_compute,
+        tp_comm=block.forward_comm + block.backward_comm,
+        recompute=block.forward,
+        dp_kept=dp_kept,
+        dp_recomputed=dp_recomputed,
+        first_gather=first,
+        send=send_seconds(block.boundary_bytes, setting),
+        end_dp=end_dp,
+        end_first=end_first,
+        end_tp=block.parameter_reduce_seconds,
+        end_optimizer=optimizer_seconds(block.trainable, setting),
+    )
+
+
+def dp_collectives(block: BlockCost, setting: Setting) -> tuple[float, float]:
+    """Seconds to gather a block's parameters, and to sum (ZeRO-0) or sum and scatter its gradients."""
+    mesh, size = setting.mesh, setting.bytes
+    if mesh.dp == 1:
+        return 0.0, 0.0
+
+    def seconds(kind: str, nbytes: int) -> float:
+        if nbytes == 0:
+            return 0.0
+        return collective_time(kind, nbytes, mesh.dp, mesh.stride("dp"), setting.cluster)
+
+    gather = seconds("all_gather", block.parameters * size.compute)
+    reduce = "all_reduce" if setting.zero == 0 else "reduce_scatter"
+    return gather, seconds(reduce, block.trainable * size.reduce)
+
+
+def send_seconds(nbytes: int, setting: Setting) -> float:
+    """Seconds to pass `nbytes` to the next pipeline stage."""
+    if setting.mesh.pp == 1 or nbytes == 0:
+        return 0.0
+    return collective_time(
+        "send", nbytes, setting.mesh.pp, setting.mesh.stride("pp"), setting.cluster
+    )
+
+
+def optimizer_seconds(trainable: int, setting: Setting) -> float:
+    """Read parameter, gradient and states, write parameter and states, once each."""
+    size = setting.bytes.storage * (3 + 2 * setting.states)
+    device = setting.cluster.device
+    bandwidth = device.memory_bytes_per_second * device.memory_efficiency
+    return setting.shard(trainable) * size / bandwidth
+
+
+def tied_seconds(blocks: Sequence[BlockCost], setting: Setting) -> float:
+    """Seconds to sum the gradient of the tied parameters over the stages that hold them.
+
+    The group is taken as one stage per block that holds them, spread evenly over the pipeline.
+    """
+    holders = [b.tied_parameters for b in blocks if b.tied_parameters]
+    if setting.mesh.pp == 1 or len(holders) < 2:
+        return 0.0
+    nbytes = setting.shard(max(holders)) * setting.bytes.reduce
+    group = min(len(holders), setting.mesh.pp)
+    stride = setting.mesh.stride("pp") * (setting.mesh.pp // group)
+    return collective_time("all_reduce", nbytes, group, stride, setting.cluster)

@@ -1,0 +1,337 @@
+"""What the search asks about a model: prices of all blocks for a tp degree and micro-batch size.
+
+`ModelCosts` joins the passes and the placement search: for every distinct block it builds the placement
+problem, has it solved, rewrites a copy of the block as the solution says, and prices the rewritten graph.
+The two prices must agree: that is asserted for every block.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx
+
+from autopar.block_cost import BlockCost, ChainCost
+from autopar.cluster import Cluster
+from autopar.errors import InfeasibleError
+from autopar.op_call import Bindings, types_of
+from autopar.parts import Parts, Slot
+from autopar.placement import Placement, Replicate, Shard
+from autopar.program import Program
+from autopar.passes.analysis.block_costs import block_cost
+from autopar.passes.analysis.blocks import analyse_blocks
+from autopar.passes.analysis.strategies import Axis, build_problem, candidates, local_call, source_names
+from autopar.passes.pass_manager import run_passes
+from autopar.passes.pipeline import front_pipeline
+from autopar.passes.rewrite.cut_blocks import cut_block
+from autopar.passes.rewrite.insert_collectives import insert_collectives
+from autopar.passes.rewrite.localize_shapes import localize_shapes
+from autopar.passes.rewrite.place import PARAMETER, place, relative
+from autopar.search.placements import Solution, solve
+
+# Seconds per byte at which memory is traded for time: points of the placement frontier.
+# 1e-12: a GiB for a millisecond of every micro-batch; 1e-10: a GiB for a tenth of a second.
+PRICES = (0.0, 1e-12, 1e-10)
+
+
+def prepare(program: Program, sizes: dict[str, int]) -> Program:
+    """The front half of the passes: what the search and the back half start from."""
+    parts, _ = run_passes(Parts(program, sizes=sizes), front_pipeline())
+    return parts.program
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A distinct block as a static graph for one micro-batch size."""
+
+    graph: fx.GraphModule
+    slots: tuple[Slot, ...]
+
+
+class ModelCosts:
+    """Implements `autopar.block_cost.CostProvider` for a prepared program on a cluster.
+
+    `state_bytes`: bytes of parameter, gradient and optimizer state per byte of parameter: only steers
+    which points of the frontier are tried. Results are kept.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        cluster: Cluster,
+        sizes: dict[str, int],
+        *,
+        state_bytes: float = 8.0,
+        boundary: str | None = None,
+    ) -> None:
+        self.program = program
+        self.cluster = cluster
+        self.sizes = sizes
+        self.state_bytes = state_bytes
+        self.pinned_boundary = boundary
+        self.blocks = analyse_blocks(program)
+        self.block_names = tuple(b.name for b in self.blocks.chain)
+        self.notes: dict[str, None] = {}
+        self.unknown: dict[str, None] = {}
+        self.tied = self._tied()
+        self._kinds: dict[int, dict[str, _Kind]] = {}
+        self._chains: dict[tuple[int, int], list[ChainCost]] = {}
+        self._optimistic: dict[tuple[int, int], ChainCost] = {}
+
+    def tp_degrees(self, limit: int) -> list[int]:
+        """Degrees up to `limit` at which at least one matrix product of the model can be split."""
+        degrees = [1]
+        sizes = self._kinds_for(self.sizes["batch"])
+        for degree in range(2, limit + 1):
+            if any(self._splits(kind, degree) for kind in sizes.values()):
+                degrees.append(degree)
+        return degrees
+
+    def microbatch_sizes(self, most: int) -> list[int]:
+        """Sizes that the captured program allows: any when the batch is symbolic, else the captured one."""
+        if "batch" in self.program.symbols:
+            return list(range(1, most + 1))
+        return [self.sizes["batch"]] if self.sizes["batch"] <= most else []
+
+    def chains(self, tp: int, microbatch: int) -> list[ChainCost]:
+        """One alternative per boundary placement and point of the time-memory frontier."""
+        key = (tp, microbatch)
+        if key not in self._chains:
+            kinds = self._kinds_for(microbatch)
+            if tp == 1:
+                self._chains[key] = [self._chain(kinds, {}, Replicate, 1, "whole")]
+            else:
+                self._chains[key] = list(self._alternatives(kinds, tp))
+        return self._chains[key]
+
+    def optimistic(self, tp: int, microbatch: int) -> ChainCost:
+        """Every op with its fastest strategy and no communication; a tp-th part of all memory."""
+        key = (tp, microbatch)
+        if key not in self._optimistic:
+            kinds = self._kinds_for(microbatch)
+            whole = self.chains(1, microbatch)[0]
+            by_kind = {b.kind: b for b in whole.blocks}
+            found = {k: self._bound(by_kind[k], kinds[k], tp) for k in kinds}
+            blocks = tuple(replace(found[b.kind], name=b.name) for b in self.blocks.chain)
+            self._optimistic[key] = ChainCost("", "bound", blocks)
+        return self._optimistic[key]
+
+    def placed_graph(
+        self, kind: str, tp: int, microbatch: int, chosen: dict[str, str], boundary: Placement
+    ) -> tuple[fx.GraphModule, tuple[Slot, ...]]:
+        """A copy of a distinct block, rewritten for placements: what one rank runs."""
+        found = self._kinds_for(microbatch)[kind]
+        graph = _copy(found.graph)
+        place(kind, graph, found.slots, chosen, boundary, tp)
+        if tp > 1:
+            insert_collectives(graph, boundary, tp)
+        localize_shapes(graph, tp)
+        return graph, found.slots
+
+    def price(
+        self, kind: str, tp: int, microbatch: int, chosen: dict[str, str], boundary: Placement
+    ) -> BlockCost:
+        """Price of one distinct block under given placements, from its rewritten graph."""
+        graph, slots = self.placed_graph(kind, tp, microbatch, chosen, boundary)
+        return block_cost(kind, kind, graph, slots, self._axis(tp), self.tied)
+
+    def _axis(self, tp: int) -> Axis:
+        return Axis(tp, 1, self.cluster)
+
+    def _kinds_for(self, microbatch: int) -> dict[str, _Kind]:
+        if microbatch not in self._kinds:
+            bindings = Bindings(self.program.symbols, {**self.sizes, "batch": microbatch})
+            self._kinds[microbatch] = {
+                kind: _Kind(*cut_block(self.program, self.blocks.block(kind), bindings))
+                for kind in self.blocks.kinds
+            }
+        return self._kinds[microbatch]
+
+    def _tied(self) -> set[str]:
+        """Parameters that more than one block holds."""
+        seen: dict[str, str] = {}
+        tied = set()
+        items = {i.name: i.target for i in self.program.inputs}
+        for block in self.blocks.chain:
+            for name in block.parameters:
+                if seen.setdefault(items[name], block.name) != block.name:
+                    tied.add(items[name])
+        return tied
+
+    def _splits(self, kind: _Kind, degree: int) -> bool:
+        for node in kind.graph.graph.nodes:
+            if node.op == "call_function" and getattr(node.target, "_opname", "") in (
+                "linear", "addmm", "mm", "matmul", "bmm", "embedding",
+            ):
+                value = node.args[1 if node.target._opname in ("linear", "embedding") else 0]
+                shape = value.meta["val"].shape if isinstance(value, fx.Node) else ()
+                if any(size % degree == 0 and size >= degree for size in shape):
+                    return True
+        return False
+
+    def _boundaries(self, tp: int, microbatch: int) -> list[Placement]:
+        """Placements that every value between blocks can take: whole, or split along dim 1."""
+        if self.pinned_boundary is not None:
+            return [Placement.parse(self.pinned_boundary)]
+        bindings = Bindings(self.program.symbols, {**self.sizes, "batch": microbatch})
+        found = [Replicate]
+        crossing = [
+            types_of(n, bindings)[0] for i in range(len(self.blocks.chain) - 1)
+            for n in self.blocks.crossing(i)
+        ]
+        shapes = {t.shape for t in crossing if t.requires_grad}
+        if shapes and all(len(s) > 1 and s[1] % tp == 0 and s[1] >= tp for s in shapes):
+            found.append(Shard(1))
+        elif shapes:
+            self.notes[f"tp={tp}: no sequence parallelism, dim 1 of {sorted(shapes)[0]} does not divide"] = None
+        return found
+
+    def _alternatives(self, kinds: dict[str, _Kind], tp: int) -> Iterable[ChainCost]:
+        microbatch = next(m for m, k in self._kinds.items() if k is kinds)
+        self._note_heads(kinds, tp)
+        seen = set()
+        for boundary in self._boundaries(tp, microbatch):
+            for price in PRICES:
+                placements: dict[str, dict[str, str]] = {}
+                expected: dict[str, float] = {}
+                try:
+                    for group in self._groups():
+                        self._solve(group, kinds, tp, boundary, price, placements, expected)
+                except InfeasibleError:
+                    break
+                text = repr((str(boundary), placements))
+                if text in seen:
+                    continue
+                seen.add(text)
+                label = f"boundary {boundary}, memory at {price:g} s/B"
+                chain = self._chain(kinds, placements, boundary, tp, label)
+                self._assert_agree(chain, expected)
+                yield chain
+
+    def _groups(self) -> list[list[str]]:
+        """Kinds that share parameters are solved together."""
+        items = {i.name: i.target for i in self.program.inputs}
+        groups: list[tuple[set[str], list[str]]] = []
+        for kind in self.blocks.kinds:
+            names = {items[n] for n in self.blocks.block(kind).parameters}
+            for shared, group in groups:
+                if shared & names:
+                    shared |= names
+                    group.append(kind)
+                    break
+            else:
+                groups.append((names, [kind]))
+        return [group for _, group in groups]
+
+    def _solve(
+        self,
+        group: list[str],
+        kinds: dict[str, _Kind],
+        tp: int,
+        boundary: Placement,
+        price: float,
+        placements: dict[str, dict[str, str]],
+        expected: dict[str, float],
+    ) -> None:
+        parts = [(k, kinds[k].graph, kinds[k].slots) for k in group]
+        problem = build_problem(parts, self._axis(tp), boundary, self.state_bytes)
+        found: Solution = solve(problem, price=price)
+        stored = {n: c for op in problem.ops for n, c in [(op.name, op)] if n in problem.stored}
+        late = sum(
+            next(c for c in op.choices if c.name == found.choice[name]).seconds
+            for name, op in stored.items()
+        )
+        expected["+".join(group)] = found.seconds - late
+        for kind, graph, slots in parts:
+            names = source_names(kind, graph, slots)
+            chosen: dict[str, str] = {}
+            placeholders = graph.graph.find_nodes(op="placeholder")
+            for node, slot in zip(placeholders, slots, strict=True):
+                if slot.kind == "parameter":
+                    chosen[PARAMETER + relative(slot.name, kind)] = found.choice[names[node.name]]
+            for node in graph.graph.nodes:
+                if node.op == "call_function":
+                    local = names[node.name].split("|", 1)[1]
+                    chosen[local] = found.choice[names[node.name]]
+            placements[kind] = chosen
+
+    def _chain(
+        self,
+        kinds: dict[str, _Kind],
+        placements: dict[str, dict[str, str]],
+        boundary: Placement,
+        tp: int,
+        label: str,
+    ) -> ChainCost:
+        microbatch = next(m for m, k in self._kinds.items() if k is kinds)
+        priced = {k: self.price(k, tp, microbatch, placements.get(k, {}), boundary) for k in kinds}
+        blocks = tuple(replace(priced[b.kind], name=b.name) for b in self.blocks.chain)
+        return ChainCost(str(boundary), label, blocks, placements)
+
+    def _assert_agree(self, chain: ChainCost, expected: dict[str, float]) -> None:
+        """The placement search's objective is the price of the graph that will run."""
+        priced = {b.kind: b for b in chain.blocks}
+        for group, seconds in expected.items():
+            graph = sum(priced[k].seconds for k in group.split("+"))
+            if abs(graph - seconds) > 1e-9 * max(graph, seconds):
+                raise AssertionError(
+                    f"placement search says {seconds:.12g} s for {group}, its graph costs {graph:.12g} s"
+                )
+
+    def _note_heads(self, kinds: dict[str, _Kind], tp: int) -> None:
+        for name, kind in kinds.items():
+            found = candidates(kind.graph, tp)
+            for unknown in found.unknown:
+                self.unknown[unknown] = None
+            for node, call in found.calls.items():
+                names = {s.name for s in found.strategies[node]}
+                if call.op_name == "scaled_dot_product_attention" and "shard g" not in names:
+                    heads = call.types[0].shape[1], call.types[1].shape[1]
+                    self.notes[
+                        f"tp={tp}: attention of {name} is not split by heads, {heads[0]} query and "
+                        f"{heads[1]} key heads do not divide by {tp}"
+                    ] = None
+
+    def _bound(self, whole: BlockCost, kind: _Kind, tp: int) -> BlockCost:
+        from autopar.cost.op_cost import op_cost
+
+        forward = backward = 0.0
+        found = candidates(kind.graph, tp)
+        for node, call in found.calls.items():
+            prices = [
+                op_cost(local_call(call, s, tp), found.flops[node] * s.share, self.cluster.device)
+                for s in found.strategies[node]
+            ]
+            forward += min(p.forward_seconds for p in prices)
+            backward += min(p.backward_seconds for p in prices)
+        return replace(
+            whole,
+            forward_compute=forward,
+            backward_compute=backward,
+            forward_comm=0.0,
+            backward_comm=0.0,
+            parameters=whole.parameters // tp,
+            trainable=whole.trainable // tp,
+            saved_bytes=whole.saved_bytes // tp,
+            input_bytes=whole.input_bytes // tp,
+            transient_bytes=0,
+            boundary_bytes=whole.boundary_bytes // tp,
+            parameter_reduce_seconds=0.0,
+            tied_parameters=whole.tied_parameters // tp,
+        )
+
+
+def _copy(graph: fx.GraphModule) -> fx.GraphModule:
+    """A copy whose nodes have their own metadata; tensors are shared."""
+    made = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    for node in graph.graph.nodes:
+        values[node] = made.node_copy(node, lambda n: values[n])
+        values[node].meta = copy.copy(node.meta)
+    module = fx.GraphModule(torch.nn.Module(), made)
+    for name, buffer in graph.named_buffers():
+        module.register_buffer(name, buffer, persistent=False)
+    return module

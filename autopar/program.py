@@ -1,0 +1,141 @@
+"""The one IR: a captured `torch.fx` graph with typed access to what the passes know about it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInput:
+    """One placeholder: `kind` is parameter, buffer, constant or input; `target` its name outside.
+
+    For an input, `batch_dim` is 0 when the tensor is split into micro-batches along dim 0 and -1 when
+    every micro-batch sees it whole.
+    """
+
+    name: str
+    kind: str
+    target: str
+    batch_dim: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Concrete shape, dtype and whether autograd reaches it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool = False
+
+    @property
+    def numel(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(slots=True)
+class Program:
+    """A forward graph that ends in a scalar loss.
+
+    `symbols` maps `batch`/`sequence` to the symbol of the graph's shapes (absent when static);
+    `sizes` holds the sizes the shapes are bound to (from the example, or from the plan).
+    `parameters` maps each fully qualified name to (shape, dtype as stored, trainable); tied names are aliases.
+    """
+
+    name: str
+    graph_module: fx.GraphModule
+    inputs: tuple[GraphInput, ...]
+    loss: str
+    symbols: dict[str, Any] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    replicated_ops: tuple[str, ...] = ()
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.graph_module.graph
+
+    @property
+    def is_static(self) -> bool:
+        return not self.symbols
+
+    def input(self, name: str) -> GraphInput:
+        return next(i for i in self.inputs if i.name == name)
+
+    def of_kind(self, kind: str) -> tuple[GraphInput, ...]:
+        return tuple(i for i in self.inputs if i.kind == kind)
+
+    def fingerprint(self) -> str:
+        """Digest of structure, shapes and parameter names; equal programs have equal fingerprints."""
+        digest = hashlib.sha256()
+        for item in self.inputs:
+            digest.update(f"{item.kind} {item.target}\n".encode())
+        order: dict[fx.Node, int] = {}
+        symbols = _symbol_names(self)
+        for index, node in enumerate(self.graph.nodes):
+            order[node] = index
+            args = fx.map_arg(node.args, lambda n: order[n])
+            digest.update(f"{node.op} {node.target if node.op == 'call_function' else ''} ".encode())
+            digest.update(f"{args} {_shape_text(node, symbols)}\n".encode())
+        return digest.hexdigest()[:16]
+
+    def with_graph(self, graph_module: fx.GraphModule, **changes: Any) -> Program:
+        return replace(self, graph_module=graph_module, **changes)
+
+
+def _symbol_names(program: Program) -> dict[str, str]:
+    return {str(symbol): name for name, symbol in program.symbols.items()}
+
+
+def _shape_text(node: fx.Node, symbols: dict[str, str]) -> str:
+    text = []
+    for value in tensors_of(node.meta.get("val")):
+        sizes = " ".join(str(s) for s in value.shape)
+        for symbol, name in symbols.items():
+            sizes = sizes.replace(symbol, name)
+        text.append(f"{sizes}:{value.dtype}")
+    return ",".join(text)
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors of a node's `meta["val"]`: one, several, or none."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [v for v in value if isinstance(v, torch.Tensor)]
+    return []
+
+
+def module_path(node: fx.Node) -> str:
+    """Path in the user's model of the innermost module that made this node ('' for the root)."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path = list(stack.values())[-1][0]
+    return "" if path.startswith("_empty") else str(path)
+
+
+def module_paths(node: fx.Node) -> Iterable[str]:
+    """Paths of all modules around this node, outermost first."""
+    for path, _ in (node.meta.get("nn_module_stack") or {}).values():
+        yield str(path)
+
+
+def user_line(node: fx.Node) -> str:
+    """`file:line` in the user's code that made this node, or ''."""
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    return lines[-1] if lines else ""

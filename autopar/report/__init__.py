@@ -1,0 +1,1 @@
+"""A plan in words and pictures: terminal text, comparison, and one self-contained HTML page."""

@@ -1,0 +1,111 @@
+"""Two plans side by side: the decisions that differ and what that costs or saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autopar.plan import Plan
+from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts
+from autopar.report.format import count_text, percent_text
+from autopar.report.text import decision_rows
+from autopar.units import format_bytes, format_seconds
+
+MOST_LINES = 12
+
+
+def diff(plan_a: Plan, plan_b: Plan) -> str:
+    """Text of two columns, `a` and `b`; equal decisions are left out. Ends with a newline."""
+    lines: list[str] = []
+    if (plan_a.model, plan_a.fingerprint) != (plan_b.model, plan_b.fingerprint):
+        lines.append(
+            f"These plans are for different programs: {plan_a.model} ({plan_a.fingerprint}) "
+            f"and {plan_b.model} ({plan_b.fingerprint})."
+        )
+    decisions = _decisions(plan_a, plan_b) + _cuts(plan_a, plan_b)
+    strategies = _strategies(plan_a, plan_b)
+    if decisions:
+        lines += _columns("decision", [(n, a, b, "") for n, a, b in decisions])
+    if strategies:
+        lines += ["", *_columns("strategy", strategies[:MOST_LINES])]
+        if len(strategies) > MOST_LINES:
+            lines.append(f"… and {len(strategies) - MOST_LINES} more ops")
+    if not decisions and not strategies:
+        lines.append("The two plans decide the same.")
+    predictions = _predictions(Facts.of(plan_a), Facts.of(plan_b))
+    if predictions:
+        lines += ["", *_columns("prediction", predictions)]
+    return "\n".join(lines) + "\n"
+
+
+def _decisions(a: Plan, b: Plan) -> list[tuple[str, str, str]]:
+    rows = [("cluster", a.cluster, b.cluster)]
+    rows += [
+        (name, x, y) for (name, x), (_, y) in zip(decision_rows(a), decision_rows(b), strict=True)
+    ]
+    return [(name, x, y) for name, x, y in rows if x != y]
+
+
+def _cuts(a: Plan, b: Plan) -> list[tuple[str, str, str]]:
+    """Stage cuts and recomputed blocks, as counts per stage."""
+    rows = []
+    for name, field in (("blocks per stage", "blocks"), ("recomputed blocks", "recompute")):
+        x, y = ([getattr(stage, field) for stage in plan.stages] for plan in (a, b))
+        if x != y:
+            texts = [" ".join(str(len(stage)) for stage in side) for side in (x, y)]
+            if texts[0] == texts[1]:
+                texts = ["; ".join(",".join(stage) or "-" for stage in side) for side in (x, y)]
+            rows.append((name, texts[0], texts[1]))
+    return rows
+
+
+def _strategies(a: Plan, b: Plan) -> list[tuple[str, str, str, str]]:
+    rows = []
+    for block in dict.fromkeys((*a.placements, *b.placements)):
+        x, y = a.placements.get(block, {}), b.placements.get(block, {})
+        for op in dict.fromkeys((*x, *y)):
+            if x.get(op) != y.get(op):
+                rows.append((f"{block}: {op}", x.get(op, "absent"), y.get(op, "absent"), ""))
+    return rows
+
+
+def _predictions(a: Facts, b: Facts) -> list[tuple[str, str, str, str]]:
+    rows = [_row("step", a.step_seconds, b.step_seconds, format_seconds)]
+    rows.append(
+        _row(
+            "tokens/s per GPU", a.tokens_per_second_per_gpu, b.tokens_per_second_per_gpu, count_text
+        )
+    )
+    rows.append(_row("MFU", a.mfu, b.mfu, percent_text))
+    for term, words in TIME_TERMS.items():
+        x, y = a.time_breakdown.get(term), b.time_breakdown.get(term)
+        if x or y:
+            rows.append(_row(f"  {words}", x, y, format_seconds))
+    rows.append(_row("memory, fullest rank", a.peak_bytes, b.peak_bytes, format_bytes))
+    for term in MEMORY_TERMS:
+        x, y = (_at_fullest(side, term) for side in (a, b))
+        if x or y:
+            rows.append(_row(f"  {term}", x, y, format_bytes))
+    return [row for row in rows if row[1:3] != ("-", "-")]
+
+
+def _at_fullest(facts: Facts, term: str) -> float | None:
+    at = facts.fullest_stage
+    return None if at is None else facts.memory_per_stage[at][term]
+
+
+def _row(
+    name: str, a: float | None, b: float | None, text: Callable[[float], str]
+) -> tuple[str, str, str, str]:
+    change = ""
+    if a is not None and b is not None:
+        change = "same" if a == b else f"{(b / a - 1) * 100:+.1f} %" if a else "new"
+    return (name, "-" if a is None else text(a), "-" if b is None else text(b), change)
+
+
+def _columns(title: str, rows: list[tuple[str, str, str, str]]) -> list[str]:
+    table = [(title, "a", "b", "a → b" if any(r[3] for r in rows) else ""), *rows]
+    widths = [max(len(row[i]) for row in table) for i in range(3)]
+    return [
+        "  ".join((*(c.ljust(w) for c, w in zip(row[:3], widths, strict=True)), row[3])).rstrip()
+        for row in table
+    ]

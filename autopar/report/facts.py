@@ -1,0 +1,87 @@
+"""The predictions inside a plan, with defaults: a hand-written plan may lack any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autopar.plan import Plan
+
+MEMORY_TERMS = ("parameters", "gradients", "optimizer", "activations", "buffers")
+TIME_TERMS = {
+    "compute": "compute",
+    "recompute": "recomputation",
+    "tp_comm": "TP communication",
+    "dp_comm": "DP communication",
+    "pp_comm": "PP communication",
+    "bubble": "pipeline bubble",
+    "optimizer": "optimizer step",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the search predicted; seconds, bytes, fractions. `None` where it said nothing."""
+
+    status: str
+    step_seconds: float | None
+    tokens_per_second_per_gpu: float | None
+    mfu: float | None
+    memory_limit_bytes: float | None
+    memory_per_stage: tuple[Mapping[str, float], ...]
+    time_breakdown: Mapping[str, float]
+    stage_seconds: tuple[Mapping[str, float], ...]
+    search: Mapping[str, Any]
+    alternatives: tuple[Mapping[str, Any], ...]
+    recipes: tuple[Mapping[str, Any], ...]
+
+    @staticmethod
+    def of(plan: Plan) -> Facts:
+        p = plan.predicted
+        times = p.get("time_breakdown") or {}
+        return Facts(
+            str(p.get("status") or "not evaluated"),
+            p.get("step_seconds"),
+            p.get("tokens_per_second_per_gpu"),
+            p.get("mfu"),
+            p.get("memory_limit_bytes"),
+            tuple(_with_total(stage) for stage in p.get("memory_per_stage") or ()),
+            {k: float(times.get(k) or 0.0) for k in TIME_TERMS} if times else {},
+            tuple(p.get("stage_seconds") or ()),
+            p.get("search") or {},
+            tuple(p.get("alternatives") or ()),
+            tuple(p.get("recipes") or ()),
+        )
+
+    @property
+    def fullest_stage(self) -> int | None:
+        """Index of the stage with the largest total; None without memory figures."""
+        stages = self.memory_per_stage
+        return max(range(len(stages)), key=lambda i: stages[i]["total"]) if stages else None
+
+    @property
+    def peak_bytes(self) -> float | None:
+        at = self.fullest_stage
+        return None if at is None else self.memory_per_stage[at]["total"]
+
+    def share(self, term: str) -> float:
+        """Fraction of the step that a time term takes; 0 without figures."""
+        total = sum(self.time_breakdown.values())
+        return self.time_breakdown.get(term, 0.0) / total if total else 0.0
+
+    def ratio(self, seconds: float | None) -> float | None:
+        """Another plan's step over this one's."""
+        return seconds / self.step_seconds if seconds and self.step_seconds else None
+
+
+def _with_total(stage: Mapping[str, float]) -> dict[str, float]:
+    terms = {k: float(stage.get(k) or 0) for k in MEMORY_TERMS}
+    return {**terms, "total": float(stage.get("total") or sum(terms.values()))}
+
+
+def mesh_text(mesh: Any) -> str:
+    """`{"pp": 2, "dp": 4, "tp": 1, "cp": 1}` -> `pp2 dp4 tp1`; text stays text."""
+    if not isinstance(mesh, Mapping):
+        return str(mesh)
+    return " ".join(f"{k}{v}" for k, v in mesh.items() if k in ("pp", "dp", "tp") or v != 1)

@@ -1,0 +1,176 @@
+"""What limits a plan and why not its neighbours, in sentences with numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autopar.plan import Plan
+from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts, mesh_text
+from autopar.report.format import percent_text, plural
+from autopar.units import format_bytes, format_seconds
+
+
+def limits(plan: Plan) -> list[str]:
+    """Sentences, the most important first; empty when the plan has no predictions."""
+    facts = Facts.of(plan)
+    found = [_largest(facts), _bubble(plan, facts), *_communication(plan, facts)]
+    found += [_recompute(plan, facts), _memory(facts)]
+    return [sentence for sentence in found if sentence]
+
+
+def ideal_bubble(stages: int, microbatches: int) -> float:
+    """Idle fraction of a balanced GPipe or 1F1B pipeline: (p-1)/(m+p-1)."""
+    return (stages - 1) / (microbatches + stages - 1)
+
+
+def bubble(facts: Facts) -> float:
+    """Idle fraction while the pipeline runs: without optimizer step and DP communication."""
+    outside = ("optimizer", "dp_comm")
+    total = sum(v for k, v in facts.time_breakdown.items() if k not in outside)
+    return facts.time_breakdown.get("bubble", 0.0) / total if total else 0.0
+
+
+def _largest(facts: Facts) -> str:
+    if not facts.time_breakdown or facts.step_seconds is None:
+        return ""
+    ranked = sorted(facts.time_breakdown, key=lambda k: -facts.time_breakdown[k])
+    first, second = ranked[0], ranked[1]
+    seconds = format_seconds(facts.time_breakdown[first])
+    text = (
+        f"{TIME_TERMS[first][:1].upper()}{TIME_TERMS[first][1:]} "
+        f"takes {percent_text(facts.share(first))} of the step "
+        f"({seconds} of {format_seconds(facts.step_seconds)})"
+    )
+    if facts.share(second) >= 0.001:
+        text += f"; next is {TIME_TERMS[second]} with {percent_text(facts.share(second))}"
+    return text + "."
+
+
+def _bubble(plan: Plan, facts: Facts) -> str:
+    p, m = plan.mesh.pp, plan.microbatches
+    if p == 1 or not facts.time_breakdown:
+        return ""
+    real, ideal = bubble(facts), ideal_bubble(p, m)
+    text = (
+        f"The pipeline idles {percent_text(real)} of its time; a perfectly balanced one of "
+        f"{p} stages and {plural(m, 'micro-batch', 'micro-batches')} idles "
+        f"(p-1)/(m+p-1) = {percent_text(ideal)}."
+    )
+    loads = [float(s.get("forward", 0) + s.get("backward", 0)) for s in facts.stage_seconds]
+    if len(loads) > 1 and sum(loads) > 0:
+        slowest, mean = max(range(len(loads)), key=loads.__getitem__), sum(loads) / len(loads)
+        over = loads[slowest] / mean - 1
+        if over >= 0.005:
+            text += (
+                f" Stage {slowest} sets the pace with {format_seconds(loads[slowest])} per "
+                f"micro-batch, {percent_text(over)} above the mean of the stages."
+            )
+        else:
+            text += " The stages are balanced within 0.5 %."
+    return text
+
+
+def _communication(plan: Plan, facts: Facts) -> list[str]:
+    found = []
+    for axis, what in (("tp", "inside the layers"), ("dp", "for gradients and parameters")):
+        share = facts.share(f"{axis}_comm")
+        degree = plan.mesh.degree(axis)
+        if degree > 1 and facts.time_breakdown:
+            found.append(
+                f"Exposed {axis.upper()} communication {what} over {degree} ranks costs "
+                f"{percent_text(share)} of the step "
+                f"({format_seconds(facts.time_breakdown[f'{axis}_comm'])})."
+            )
+    return found
+
+
+def _recompute(plan: Plan, facts: Facts) -> str:
+    share = facts.share("recompute")
+    if not share:
+        return ""
+    return f"Recomputing {plan.recompute_label.replace('full', 'all blocks')} in the backward " + (
+        f"costs {percent_text(share)} of the step; their activations are not kept."
+    )
+
+
+def _memory(facts: Facts) -> str:
+    at, limit = facts.fullest_stage, facts.memory_limit_bytes
+    if at is None:
+        return ""
+    stage = facts.memory_per_stage[at]
+    largest = max(MEMORY_TERMS, key=lambda k: stage[k])
+    where = f"Stage {at} is the fullest" if len(facts.memory_per_stage) > 1 else "A rank holds"
+    text = f"{where}: {format_bytes(stage['total'])}"
+    if limit:
+        text += f" of {format_bytes(limit)} ({percent_text(stage['total'] / limit)})"
+    part = stage[largest] / stage["total"] if stage["total"] else 0.0
+    verdict = ""
+    if limit:
+        free = limit - stage["total"]
+        verdict = (
+            f", {format_bytes(free)} free" if free >= 0 else f", {format_bytes(-free)} TOO MUCH"
+        )
+    return f"{text}, {percent_text(part)} of it {largest}{verdict}."
+
+
+def proof(plan: Plan) -> str:
+    """One line: how good the plan is known to be, and what was looked at."""
+    facts = Facts.of(plan)
+    search = facts.search
+    bound, gap = search.get("bound_step_seconds"), search.get("gap")
+    parts = [
+        {
+            "optimal": "Proven optimal in the cost model",
+            "feasible": "Not proven optimal",
+            "infeasible": "Infeasible",
+        }.get(facts.status, f"Status: {facts.status}")
+    ]
+    if bound is not None:
+        parts.append(f"no plan is faster than {format_seconds(bound)}")
+    if gap is not None:
+        parts.append(f"gap {percent_text(gap)}")
+    if search.get("shapes") is not None:
+        looked = plural(int(search["shapes"]), "mesh shape")
+        pruned = f", {int(search['pruned']):,} pruned by bound" if search.get("pruned") else ""
+        parts.append(f"{looked} explored{pruned}")
+    seconds = search.get("seconds") or {}
+    if seconds:
+        spent = ", ".join(f"{k} {format_seconds(float(v))}" for k, v in seconds.items())
+        parts.append(f"{format_seconds(sum(map(float, seconds.values())))} ({spent})")
+    return "; ".join(parts) + "."
+
+
+def neighbours(plan: Plan, most: int = 5) -> list[str]:
+    """Why not the other ones: alternatives of the search, nearest first, then the plain recipes."""
+    facts = Facts.of(plan)
+    found = []
+    for other in facts.alternatives[:most]:
+        found.append(f"Not {mesh_text(other.get('mesh', '?'))}: {cost_text(facts, other)}")
+    for recipe in facts.recipes:
+        found.append(f"Plain {recipe.get('name', '?')}: {cost_text(facts, recipe)}")
+    return [text if text.endswith(".") else text + "." for text in found]
+
+
+def cost_text(facts: Facts, other: Mapping[str, Any]) -> str:
+    """`12.4 s, 8.0 % slower; more bubble`, or that it does not fit."""
+    seconds, why = other.get("step_seconds"), str(other.get("why") or "")
+    ratio = facts.ratio(seconds)
+    if other.get("fits") is False:
+        parts = ["does not fit in memory"]
+    elif seconds is None:
+        parts = [] if why else ["not possible"]
+    else:
+        parts = [format_seconds(seconds)]
+        if ratio is not None:
+            parts[0] += f", {relative_text(ratio)}"
+    return "; ".join([*parts, *([why] if why else [])])
+
+
+def relative_text(ratio: float) -> str:
+    """`1.08` -> `8.0 % slower`."""
+    if abs(ratio - 1) < 5e-4:
+        return "equally fast"
+    if ratio >= 2:
+        return f"{ratio:.1f}× as long"
+    return f"{percent_text(abs(ratio - 1))} {'slower' if ratio > 1 else 'faster'}"

@@ -1,0 +1,85 @@
+"""What every stage does when, within one step, and the window of it that a picture can show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+KINDS = ("forward", "recompute", "backward")
+MOST_MICROBATCHES = 64
+SHOWN = 24
+
+
+class Event(Protocol):
+    """Anything with these five, a simulator's own record too; seconds from the step's start."""
+
+    @property
+    def stage(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def microbatch(self) -> int: ...
+    @property
+    def start(self) -> float: ...
+    @property
+    def end(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEvent:
+    """`kind` is forward, recompute or backward (or another word, drawn in grey)."""
+
+    stage: int
+    kind: str
+    microbatch: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The events to draw; `note` says what was left out (empty when nothing was)."""
+
+    events: tuple[TimelineEvent, ...]
+    note: str = ""
+
+
+def split_recompute(events: Iterable[Event], recompute: list[float]) -> list[TimelineEvent]:
+    """Cut the recomputation off the front of each backward.
+
+    `recompute[stage]` is in seconds per micro-batch. Events that have their own recompute records
+    come back as they are.
+    """
+    own = [TimelineEvent(e.stage, e.kind, e.microbatch, e.start, e.end) for e in events]
+    if any(e.kind == "recompute" for e in own):
+        return own
+    result = []
+    for event in own:
+        first = recompute[event.stage] if event.stage < len(recompute) else 0.0
+        if event.kind == "backward" and 0 < first < event.end - event.start:
+            middle = event.start + first
+            result += [replace(event, kind="recompute", end=middle), replace(event, start=middle)]
+        else:
+            result.append(event)
+    return result
+
+
+def window(events: Iterable[TimelineEvent], microbatches: int) -> Window:
+    """All events, or the ramp up and some steady micro-batches when there are too many to see."""
+    everything = tuple(events)
+    if microbatches <= MOST_MICROBATCHES or not everything:
+        return Window(everything)
+    stages = 1 + max(e.stage for e in everything)
+    shown = max(SHOWN, 2 * stages)
+    first = tuple(e for e in everything if e.microbatch < shown)
+    # Cut where the next micro-batch would begin on stage 0, or holes would look like bubbles.
+    later = [e.start for e in everything if e.microbatch >= shown]
+    cut = min(later, default=max(e.end for e in first))
+    inside = tuple(e for e in first if e.start < cut)
+    seen = 1 + max(e.microbatch for e in inside)
+    end = max(e.end for e in everything)
+    return Window(
+        inside,
+        f"Only the first {cut / end:.0%} of the step: micro-batches 1 to {seen} of {microbatches}.",
+    )

@@ -1,0 +1,215 @@
+"""What the search is given: inputs, limits, and the decisions that the user pins."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+
+from autopar.cluster import Cluster
+from autopar.cost.memory import DEFAULT_MARGIN, memory_limit
+from autopar.cost.setting import OPTIMIZER_STATES, PRECISION
+from autopar.errors import UsageError
+from autopar.plan import SCHEDULES
+
+_NUMBERS = ("tp", "pp", "dp", "microbatch", "microbatches")
+RECOMPUTE = ("none", "full")
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Decisions that are not searched; None is free.
+
+    `microbatch`: size on one data-parallel rank; `microbatches`: how many per step; `cuts`: the first
+    block of every stage but the first (or of every stage).
+    """
+
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    zero: int | None = None
+    microbatch: int | None = None
+    microbatches: int | None = None
+    schedule: str | None = None
+    recompute: str | None = None
+    boundary: str | None = None
+    cuts: tuple[str, ...] | None = None
+
+    def __str__(self) -> str:
+        parts = []
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value is not None:
+                text = "+".join(value) if isinstance(value, tuple) else str(value)
+                parts.append(f"{f.name}={text}")
+        return ",".join(parts)
+
+    def without(self, *names: str) -> Pins:
+        """The same pins with `names` free."""
+        return replace(self, **{name: None for name in names})
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Inputs of a search. `memory_limit`: bytes that the five memory terms of a rank may take in all;
+    None takes the device's memory less its context and a fragmentation `margin`.
+    `time_limit`: seconds after which the best plan so far is returned with its gap.
+    `alternatives`: how many other mesh shapes to report.
+    """
+
+    global_batch: int
+    precision: str = "bf16-mixed"
+    optimizer: str = "adamw"
+    memory_limit: int | None = None
+    margin: float = DEFAULT_MARGIN
+    pins: Pins = field(default_factory=Pins)
+    time_limit: float | None = None
+    alternatives: int = 3
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1:
+            raise UsageError(
+                f"global batch {self.global_batch}", next_step="give at least one sample per step"
+            )
+        _known("precision", self.precision, tuple(PRECISION))
+        _known("optimizer", self.optimizer, tuple(OPTIMIZER_STATES))
+        if self.memory_limit is not None and self.memory_limit < 1:
+            raise UsageError(
+                f"memory limit of {self.memory_limit} bytes",
+                next_step="give a positive size, for example 70GiB",
+            )
+
+    def limit(self, cluster: Cluster) -> int:
+        """Bytes that the five memory terms may take on each rank of `cluster`."""
+        if self.memory_limit is not None:
+            return self.memory_limit
+        return memory_limit(cluster.device, self.margin)
+
+
+def parse_pins(text: str) -> Pins:
+    """Read `tp=8,pp=4,zero=1,microbatch=1,recompute=full,cuts=model.layers.4+model.layers.8`.
+
+    Raises `UsageError` on an unknown name (with the closest known one), a repeated name, or a value
+    that the decision can't take.
+    """
+    values: dict[str, object] = {}
+    known = [f.name for f in fields(Pins)]
+    for part in (p.strip() for p in text.split(",")):
+        if not part:
+            continue
+        name, equals, value = (x.strip() for x in part.partition("="))
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"pins are {', '.join(known)}"
+            raise UsageError(f"unknown pin {name!r}", next_step=hint)
+        if not equals or not value:
+            raise UsageError(f"pin {part!r} has no value", next_step=f"write {name}=VALUE")
+        if name in values:
+            raise UsageError(
+                f"{name} is pinned twice, to {values[name]} and {value}", next_step="keep one of them"
+            )
+        values[name] = _value(name, value)
+    return Pins(**values)  # type: ignore[arg-type]
+
+
+def _value(name: str, text: str) -> object:
+    if name == "cuts":
+        return tuple(part for part in text.split("+") if part)
+    if name == "zero":
+        _known("zero", text, ("0", "1", "2", "3"))
+        return int(text)
+    if name in _NUMBERS:
+        if not text.isdecimal() or int(text) < 1:
+            raise UsageError(
+                f"{name}={text} is not a degree", next_step="give a whole number of at least 1"
+            )
+        return int(text)
+    if name == "schedule":
+        _known("schedule", text, SCHEDULES)
+    if name == "recompute":
+        _known("recompute", text, RECOMPUTE)
+    return text
+
+
+def _known(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        close = difflib.get_close_matches(value, allowed, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UsageError(
+            f"{name}={value} is not known", next_step=f"{hint}choose one of {', '.join(allowed)}"
+        )
+
+
+def stage_starts(pins: Pins, names: Sequence[str]) -> tuple[int, ...] | None:
+    """The first block of every stage as indexes into the chain `names`, from `pins.cuts`."""
+    if pins.cuts is None:
+        return None
+    for name in pins.cuts:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"blocks are {', '.join(names)}"
+            raise UsageError(f"cut before {name!r}: no such block", next_step=hint)
+    starts = [names.index(name) for name in pins.cuts]
+    if starts != sorted(set(starts)):
+        raise UsageError(
+            f"cuts {'+'.join(pins.cuts)} are not in the order of the blocks",
+            next_step="name every stage's first block once, from front to back",
+        )
+    return tuple(starts) if starts and starts[0] == 0 else (0, *starts)
+
+
+def check_pins(
+    pins: Pins, cluster: Cluster, global_batch: int, names: Sequence[str], tp_degrees: Sequence[int]
+) -> None:
+    """Raise `UsageError` for pins that contradict each other, the cluster, the model or the batch."""
+    if pins.tp is not None and pins.tp not in tp_degrees:
+        raise UsageError(
+            f"tp={pins.tp} is not legal for this model on {cluster.size} ranks: it must divide the"
+            " number of ranks and the sizes of at least one sharded dim",
+            next_step=f"choose one of tp={', '.join(map(str, tp_degrees))}",
+        )
+    if pins.pp is not None and pins.pp > len(names):
+        raise UsageError(
+            f"pp={pins.pp}, but the model has {len(names)} blocks",
+            next_step=f"choose pp of at most {len(names)}",
+        )
+    starts = stage_starts(pins, names)
+    if starts is not None and pins.pp is not None and pins.pp != len(starts):
+        raise UsageError(
+            f"pp={pins.pp}, but the cuts make {len(starts)} stages", next_step="pin one of the two"
+        )
+    _check_world(pins, cluster.size, len(starts) if starts is not None else pins.pp)
+    _check_batch(pins, global_batch)
+
+
+def _check_world(pins: Pins, world: int, pp: int | None) -> None:
+    given = {"pp": pp, "dp": pins.dp, "tp": pins.tp}
+    pinned = {name: degree for name, degree in given.items() if degree is not None}
+    product = 1
+    for degree in pinned.values():
+        product *= degree
+    text = " x ".join(f"{name} {degree}" for name, degree in pinned.items())
+    if len(pinned) == 3 and product != world:
+        raise UsageError(
+            f"{text} is {product} ranks, the cluster has {world}",
+            next_step="all ranks are used: free one of the degrees or change it",
+        )
+    if world % product:
+        raise UsageError(
+            f"{text} = {product} does not divide the {world} ranks of the cluster",
+            next_step="all ranks are used: choose degrees whose product divides them",
+        )
+
+
+def _check_batch(pins: Pins, global_batch: int) -> None:
+    given = {"dp": pins.dp, "microbatch": pins.microbatch, "microbatches": pins.microbatches}
+    pinned = {name: value for name, value in given.items() if value is not None}
+    product = 1
+    for value in pinned.values():
+        product *= value
+    text = " x ".join(f"{name} {value}" for name, value in pinned.items())
+    if global_batch % product or (len(pinned) == 3 and product != global_batch):
+        raise UsageError(
+            f"global batch {global_batch} is not {text}" + (" = " + str(product)) * (len(pinned) > 1),
+            next_step="global batch = dp x microbatch x microbatches: free or change one of them",
+        )

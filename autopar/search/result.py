@@ -1,0 +1,199 @@
+"""What a search hands back: the decisions, their price, and the proof."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autopar.block_cost import ChainCost
+from autopar.cost.evaluate import Evaluation
+from autopar.cost.setting import Setting
+from autopar.mesh import Mesh
+from autopar.plan import StagePlan
+from autopar.search.stages import StageSolution
+
+
+@dataclass(frozen=True)
+class Choice:
+    """All decisions of one candidate; names the same things as `Plan`."""
+
+    setting: Setting
+    chain: ChainCost
+    stages: tuple[StagePlan, ...]
+    step_seconds: float
+    peaks: tuple[int, ...]
+
+    @staticmethod
+    def of(setting: Setting, chain: ChainCost, found: StageSolution) -> Choice:
+        names = [b.name for b in chain.blocks]
+        stages = tuple(
+            StagePlan(tuple(names[a:b]), tuple(names[i] for i in again))
+            for a, b, again in zip(found.cuts, found.cuts[1:], found.recompute, strict=False)
+        )
+        return Choice(setting, chain, stages, found.objective, found.peaks)
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.setting.mesh
+
+    @property
+    def microbatch(self) -> int:
+        return self.setting.microbatch
+
+    @property
+    def microbatches(self) -> int:
+        return self.setting.microbatches
+
+    @property
+    def schedule(self) -> str:
+        return self.setting.schedule
+
+    @property
+    def zero(self) -> int:
+        return self.setting.zero
+
+    @property
+    def precision(self) -> str:
+        return self.setting.precision
+
+    @property
+    def optimizer(self) -> str:
+        return self.setting.optimizer
+
+    @property
+    def boundary(self) -> str:
+        return self.chain.boundary
+
+    @property
+    def recompute_label(self) -> str:
+        """`none`, `full`, or `k/n blocks`."""
+        done = sum(len(s.recompute) for s in self.stages)
+        total = sum(len(s.blocks) for s in self.stages)
+        return "none" if not done else "full" if done == total else f"{done}/{total} blocks"
+
+    def describe(self) -> str:
+        """One line: mesh, micro-batches, ZeRO level, recomputation, boundary."""
+        return (
+            f"{self.mesh}, {self.microbatches} micro-batches of {self.microbatch}, {self.schedule},"
+            f" ZeRO-{self.zero}, recompute {self.recompute_label}, boundary {self.boundary}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "mesh": self.mesh.to_dict(),
+            "microbatch": {"size": self.microbatch, "count": self.microbatches},
+            "schedule": self.schedule,
+            "zero": self.zero,
+            "recompute": self.recompute_label,
+            "boundary": self.boundary,
+            "step_seconds": self.step_seconds,
+            "peak_bytes": max(self.peaks),
+        }
+
+
+@dataclass(frozen=True)
+class RecipeScore:
+    """A plain configuration that practitioners start from, priced by the same evaluator.
+
+    `choice` is None when the recipe has no legal form here; `reason` says why, or why it does not fit.
+    """
+
+    name: str
+    fits: bool
+    choice: Choice | None
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        found = self.choice.to_dict() if self.choice else {}
+        return {"name": self.name, "fits": self.fits, "reason": self.reason, **found}
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """Something that makes an impossible request possible, verified by solving again."""
+
+    change: str
+    fits: bool
+    step_seconds: float | None = None
+    peak_bytes: int | None = None
+    plan: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "change": self.change,
+            "fits": self.fits,
+            "step_seconds": self.step_seconds,
+            "peak_bytes": self.peak_bytes,
+            "plan": self.plan,
+        }
+
+
+@dataclass(frozen=True)
+class Infeasible:
+    """Why nothing fits: the smallest limit that would, and what to relax, in the order to try."""
+
+    limit: int
+    smallest_bytes: int
+    smallest: Choice
+    relaxations: tuple[Relaxation, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "limit_bytes": self.limit,
+            "smallest_bytes": self.smallest_bytes,
+            "smallest_plan": self.smallest.to_dict(),
+            "relaxations": [r.to_dict() for r in self.relaxations],
+        }
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """`status`: `optimal` (proven in the stated model), `feasible` (time ran out), `infeasible`.
+
+    `bound_step_seconds`: no configuration of the searched space is faster; `gap` is relative to it.
+    `shapes`: mesh shapes considered; `pruned`: those of them that no full solve was needed for.
+    `configurations` counts (mesh, micro-batch, schedule, ZeRO, placements): considered, solved, and
+    why the others were not.
+    """
+
+    status: str
+    choice: Choice | None
+    evaluation: Evaluation | None
+    bound_step_seconds: float | None
+    gap: float | None
+    memory_limit: int
+    shapes: int
+    pruned: int
+    configurations: Mapping[str, int]
+    seconds: float
+    notes: tuple[str, ...] = ()
+    alternatives: tuple[Choice, ...] = ()
+    recipes: tuple[RecipeScore, ...] = ()
+    infeasible: Infeasible | None = None
+    provider_seconds: float = field(default=0.0)
+
+    @property
+    def step_seconds(self) -> float | None:
+        return self.choice.step_seconds if self.choice else None
+
+    @property
+    def memory_per_stage(self) -> list[dict[str, int]]:
+        return [m.to_dict() for m in self.evaluation.memory_per_stage] if self.evaluation else []
+
+    @property
+    def time_breakdown(self) -> dict[str, float]:
+        return dict(self.evaluation.time_breakdown) if self.evaluation else {}
+
+    def search_dict(self) -> dict[str, Any]:
+        """The `search` part of the JSON report; the caller adds its own seconds."""
+        return {
+            "seconds": {"search": self.seconds, "prices": self.provider_seconds},
+            "shapes": self.shapes,
+            "pruned": self.pruned,
+            "configurations": dict(self.configurations),
+            "bound_step_seconds": self.bound_step_seconds,
+            "gap": self.gap,
+            "alternatives": [c.to_dict() for c in self.alternatives],
+            "recipes": [r.to_dict() for r in self.recipes],
+        }

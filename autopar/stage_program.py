@@ -1,0 +1,88 @@
+"""What the rewrites hand to the runtime: one executable program per pipeline stage.
+
+A stage is a chain of blocks. Each block is one `torch.fx` graph over *local* tensors (the
+tensor-parallel collectives are ops inside it). Values live in an environment by name:
+
+    env = shared values (from the batch) + received values
+    for block in blocks: env[block.outputs] = block.graph(*parameters, *buffers, *env[block.inputs])
+    send env[stage.send], or return env[stage.loss]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from autopar.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSpec:
+    """One tensor as a rank sees it: local shape for one micro-batch."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool = False
+    placement: Placement = Placement("R")
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSpec:
+    """One parameter of the model, by its fully qualified name in the user's module.
+
+    `placement` is on the tp axis. With `R*` every tp rank holds the whole parameter and produces
+    a term of its gradient: the runtime sums it over tp once, at the end of the step.
+    `stages` names all pipeline stages that hold it (more than one when tied across stages: their
+    gradients are summed over those stages at the end of the step).
+    """
+
+    fqn: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    placement: Placement
+    requires_grad: bool = True
+    stages: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class BlockProgram:
+    """One block. `graph` takes, in order: parameters, buffers, inputs; returns a tuple: outputs."""
+
+    name: str
+    graph: fx.GraphModule
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    recompute: bool = False
+
+
+@dataclass(slots=True)
+class StageProgram:
+    """All that one pipeline stage executes for one micro-batch.
+
+    `shared` (may be None) maps (buffers, batch inputs) to the parameter-free values that blocks read
+    (rotary tables, masks); `shared_buffers`, `shared_inputs`, `shared_outputs` name its signature.
+    `count` (last stage only, may be None) maps the batch inputs `count_inputs` to the number of
+    target tokens of that batch as a 0-dim tensor; `loss` is then a mean over those tokens.
+    `local_micro_batch` is the micro-batch size (dim 0 of the batch inputs).
+    """
+
+    index: int
+    stages: int
+    blocks: list[BlockProgram]
+    parameters: dict[str, ParameterSpec]
+    buffers: tuple[str, ...]
+    receive: tuple[ValueSpec, ...]
+    send: tuple[ValueSpec, ...]
+    shared: fx.GraphModule | None = None
+    shared_buffers: tuple[str, ...] = ()
+    shared_inputs: tuple[str, ...] = ()
+    shared_outputs: tuple[str, ...] = ()
+    count: fx.GraphModule | None = None
+    count_inputs: tuple[str, ...] = ()
+    loss: str | None = None
+    batch_inputs: dict[str, ValueSpec] = field(default_factory=dict)

@@ -1,0 +1,175 @@
+"""What one block keeps for its backward, and the most it needs for a moment, in bytes on one rank.
+
+The block's local graph is run on the meta device under autograd: the saved tensors are autograd's own, and
+views share memory as they do when executed. Only fused attention is replaced by an op that keeps what the
+fused kernels keep (on meta it would take the unfused path).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.cost.op_cost import VIEWS
+from autopar.parts import Slot
+from autopar.program import tensors_of
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMemory:
+    """`saved`: kept from forward to backward, the block's inputs included when an op keeps them, without
+    parameters and shared values. `inputs`: kept when the block is recomputed. `transient`: at the worst
+    moment on top of `saved`. `shared`: parameter-free values read from outside."""
+
+    saved: int
+    inputs: int
+    transient: int
+    shared: int
+    per_node: dict[str, int]
+
+
+class _FusedAttention(torch.autograd.Function):
+    """Shapes and saved tensors of a fused attention kernel; computes nothing (meta tensors only)."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> torch.Tensor:
+        # Fused kernels write [b, s, h, d] and hand out the transpose.
+        out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1]).transpose(1, 2)
+        rows = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        kept = [q, k, v, out, rows]
+        if mask is not None:
+            kept.append(mask.to(q.dtype) if mask.dtype is torch.bool else mask)
+        ctx.save_for_backward(*kept)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        raise AssertionError("never run")
+
+
+def block_memory(graph: fx.GraphModule, slots: tuple[Slot, ...]) -> BlockMemory:
+    """Run a local block graph on meta tensors and account for its memory."""
+    owned: dict[int, int] = {}
+    values: dict[fx.Node, Any] = {}
+    outside: set[int] = set()
+    inputs = shared = 0
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    for node, slot in zip(placeholders, slots, strict=True):
+        leaf = torch.empty_like(node.meta["val"]).requires_grad_(bool(node.meta.get("requires_grad")))
+        values[node] = leaf
+        size = leaf.untyped_storage().nbytes()
+        if slot.kind != "value" or not leaf.requires_grad:
+            outside.add(_key(leaf))
+            shared += size if slot.kind == "value" else 0
+        else:
+            inputs += size
+    for node in graph.graph.find_nodes(op="get_attr"):
+        values[node] = torch.empty_like(node.meta["val"])
+        outside.add(_key(values[node]))
+    saved_at: dict[fx.Node, list[int]] = {}
+    current: list[int] = []
+    alive: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        key = _key(tensor)
+        if key not in outside:
+            alive.append(tensor)
+            owned[key] = tensor.untyped_storage().nbytes()
+            current.append(key)
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        for node in graph.graph.nodes:
+            if node.op == "call_function":
+                current = []
+                values[node] = _call(node, values)
+                saved_at[node] = current
+    saved = sum(owned.values())
+    forward = _forward_peak(graph, values, owned, outside)
+    backward = _backward_peak(graph, values, owned, saved_at)
+    per_node = {n.name: sum(owned[k] for k in set(keys)) for n, keys in saved_at.items()}
+    return BlockMemory(saved, inputs, max(0, forward - saved, backward - saved), shared, per_node)
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _call(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
+    if getattr(node.target, "_opname", "") == "scaled_dot_product_attention":
+        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+        return _FusedAttention.apply(args[0], args[1], args[2], mask)  # type: ignore[no-untyped-call]
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _storages(value: Any) -> dict[int, int]:
+    return {_key(t): t.untyped_storage().nbytes() for t in tensors_of(value)}
+
+
+def _forward_peak(
+    graph: fx.GraphModule, values: dict[fx.Node, Any], owned: dict[int, int], outside: set[int]
+) -> int:
+    """Most bytes alive at once in the forward: what is saved so far and what is still to be read."""
+    readers: Counter[int] = Counter()
+    for node in graph.graph.nodes:
+        for source in node.all_input_nodes:
+            readers.update(_storages(values[source]).keys() if source in values else ())
+    live: dict[int, int] = {}
+    peak = 0
+    for node in graph.graph.nodes:
+        if node.op == "call_function":
+            live.update({k: s for k, s in _storages(values[node]).items() if k not in outside})
+            live.update({k: owned[k] for k in owned if k in live})
+            peak = max(peak, sum(live.values()))
+            for source in node.all_input_nodes:
+                for key in _storages(values[source]):
+                    readers[key] -= 1
+                    if readers[key] <= 0 and key not in owned:
+                        live.pop(key, None)
+    return peak
+
+
+def _backward_peak(
+    graph: fx.GraphModule,
+    values: dict[fx.Node, Any],
+    owned: dict[int, int],
+    saved_at: dict[fx.Node, list[int]],
+) -> int:
+    """Most bytes alive at once in the backward: what is still saved, and gradients of values."""
+    holders: Counter[int] = Counter()
+    for keys in saved_at.values():
+        holders.update(set(keys))
+    remaining = sum(owned.values())
+    grads: dict[fx.Node, int] = {}
+    peak = remaining
+    for node in reversed(list(graph.graph.nodes)):
+        if node.op != "call_function" or not node.meta.get("requires_grad"):
+            continue
+        own = grads.pop(node, None)
+        if own is None:
+            own = sum(t.nbytes for t in tensors_of(values[node]))
+        view = getattr(node.target, "_opname", "") in VIEWS
+        for source in node.all_input_nodes:
+            if source.op == "placeholder" and source not in grads and not values[source].requires_grad:
+                continue
+            if source.meta.get("requires_grad") and source not in grads:
+                grads[source] = 0 if view else sum(t.nbytes for t in tensors_of(values[source]))
+                if view:
+                    grads[source] = own
+        activations = sum(s for n, s in grads.items() if n.op != "placeholder" or _is_value(n, values))
+        peak = max(peak, remaining + activations + (0 if view else own))
+        for key in set(saved_at[node]):
+            holders[key] -= 1
+            if not holders[key]:
+                remaining -= owned[key]
+    return peak
+
+
+def _is_value(node: fx.Node, values: dict[fx.Node, Any]) -> bool:
+    """Gradients of parameters are counted with the gradients, not here."""
+    return bool(node.meta.get("is_value"))

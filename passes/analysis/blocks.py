@@ -1,0 +1,204 @@
+"""The chain of blocks: what pipeline stages are cut from, and which blocks are of one kind.
+
+Blocks come from the module tree: the outermost numbered modules (`model.layers.3`), what needs
+parameters before the first of them, and what comes after the last. Values that need no parameter
+(rotary tables, masks) are `shared`: cheap, and computed by every stage that reads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from autopar.program import Program, module_path, module_paths, tensors_of
+
+_NUMBERED = re.compile(r"^(.+\.)?\d+$")
+FIRST, LAST = "embed", "head"
+
+
+@dataclass(slots=True)
+class Block:
+    """Nodes in graph order; `reads` are values from outside (placeholders left out), `writes` values that others read."""
+
+    name: str
+    nodes: list[fx.Node] = field(default_factory=list)
+    parameters: list[str] = field(default_factory=list)
+    buffers: list[str] = field(default_factory=list)
+    reads: list[fx.Node] = field(default_factory=list)
+    writes: list[fx.Node] = field(default_factory=list)
+    kind: str = ""
+
+    @property
+    def local_names(self) -> dict[str, str]:
+        """Node name -> name that is the same in all blocks of the kind."""
+        return dict(zip((n.name for n in self.nodes), local_op_names(self.nodes), strict=True))
+
+
+@dataclass(slots=True)
+class Blocks:
+    """`chain` in execution order, `shared` nodes, and `kinds`: first block's name -> names of its kind."""
+
+    chain: list[Block]
+    shared: list[fx.Node]
+    kinds: dict[str, tuple[str, ...]]
+
+    def block(self, name: str) -> Block:
+        return next(b for b in self.chain if b.name == name)
+
+    def crossing(self, after: int) -> list[fx.Node]:
+        """Values that pass from block `after` or earlier to later blocks, in graph order."""
+        late = {id(n) for b in self.chain[after + 1 :] for n in b.reads}
+        return [n for b in self.chain[: after + 1] for n in b.writes if id(n) in late]
+
+
+def analyse_blocks(program: Program) -> Blocks:
+    """Assign every node to a block or to the shared part. Linear in the size of the graph."""
+    needs = _needs_parameters(program)
+    keys = _numbered_modules(program, needs)
+    order = {key: i for i, key in enumerate(dict.fromkeys(k for k in keys.values() if k))}
+    home = _homes(program, needs, keys, order)
+    names = [FIRST, *order, LAST]
+    blocks = [Block(name) for name in names]
+    shared: list[fx.Node] = []
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            index = home[node]
+            (shared if index is None else blocks[index].nodes).append(node)
+    chain = [b for b in blocks if b.nodes]
+    _signatures(program, chain, shared)
+    kinds: dict[str, list[str]] = {}
+    digests: dict[str, str] = {}
+    for block in chain:
+        block.kind = digests.setdefault(_digest(block), block.name)
+        kinds.setdefault(block.kind, []).append(block.name)
+    return Blocks(chain, shared, {k: tuple(v) for k, v in kinds.items()})
+
+
+def _needs_parameters(program: Program) -> dict[fx.Node, bool]:
+    roots = {i.name for i in program.inputs if i.kind == "parameter"}
+    needs: dict[fx.Node, bool] = {}
+    for node in program.graph.nodes:
+        needs[node] = node.name in roots or any(needs[n] for n in node.all_input_nodes)
+    return needs
+
+
+def _numbered_modules(program: Program, needs: dict[fx.Node, bool]) -> dict[fx.Node, str]:
+    """For each node the outermost numbered module around it, or ''.
+
+    Lists are only worth cutting at when they hold parameters; a list of one member counts too.
+    """
+    found: dict[fx.Node, str] = {}
+    for node in program.graph.nodes:
+        paths = (p for p in module_paths(node) if _NUMBERED.match(p))
+        found[node] = next(iter(paths), "") if node.op == "call_function" else ""
+    counted = Counter(k for n, k in found.items() if k and needs[n])
+    if counted:
+        return {n: k if counted[k] else "" for n, k in found.items()}
+    # No numbered modules: the children of the root are the blocks.
+    return {
+        n: module_path(n).split(".")[0] if n.op == "call_function" else "" for n in program.graph.nodes
+    }
+
+
+def _homes(
+    program: Program, needs: dict[fx.Node, bool], keys: dict[fx.Node, str], order: dict[str, int]
+) -> dict[fx.Node, int | None]:
+    """Block index of every call (None: shared). Never earlier than any of its inputs."""
+    calls = [n for n in program.graph.nodes if n.op == "call_function"]
+    last_keyed = max((i for i, n in enumerate(calls) if needs[n] and keys[n]), default=-1)
+    home: dict[fx.Node, int | None] = {}
+    for position, node in enumerate(calls):
+        before = [home.get(n) for n in node.all_input_nodes if n.op == "call_function"]
+        earliest = max((b for b in before if b is not None), default=0)
+        if not needs[node]:
+            inside = keys[node] and all(b is None for b in before)
+            home[node] = order[keys[node]] + 1 if inside or (keys[node] and earliest) else None
+            if not keys[node] and any(b is not None for b in before):
+                home[node] = earliest
+        elif keys[node]:
+            home[node] = max(order[keys[node]] + 1, earliest)
+        elif position > last_keyed:
+            home[node] = len(order) + 1
+        else:
+            home[node] = earliest
+    _share_across(calls, needs, home)
+    return home
+
+
+def _share_across(
+    calls: list[fx.Node], needs: dict[fx.Node, bool], home: dict[fx.Node, int | None]
+) -> None:
+    """A parameter-free value that several blocks read is shared, and so is all it is made from.
+
+    So are symbolic sizes: they belong to no block.
+    """
+    for node in reversed(calls):
+        if needs[node]:
+            continue
+        users = [home[u] for u in node.users if u in home]
+        if not tensors_of(node.meta.get("val")) or any(u != home[node] for u in users):
+            home[node] = None
+
+
+def _signatures(program: Program, chain: list[Block], shared: list[fx.Node]) -> None:
+    kind = {i.name: i.kind for i in program.inputs}
+    owner = {n: b for b in chain for n in b.nodes}
+    for block in chain:
+        reads: dict[fx.Node, None] = {}
+        for node in block.nodes:
+            for source in node.all_input_nodes:
+                if owner.get(source) is block:
+                    continue
+                if source.op == "placeholder" and kind[source.name] != "input":
+                    bucket = block.parameters if kind[source.name] == "parameter" else block.buffers
+                    if source.name not in bucket:
+                        bucket.append(source.name)
+                elif tensors_of(source.meta.get("val")):
+                    reads[source] = None
+        block.reads = list(reads)
+    outside = {n for b in chain for n in b.reads}
+    for block in chain:
+        block.writes = [n for n in block.nodes if n in outside or n.name == program.loss]
+
+
+def _digest(block: Block) -> str:
+    """Equal for blocks that do the same on tensors of the same shapes."""
+    digest = hashlib.sha256()
+    index: dict[fx.Node, int] = {}
+    for node in block.nodes:
+        for source in node.all_input_nodes:
+            if source not in index:
+                index[source] = len(index)
+                digest.update(f"in {source.op == 'placeholder'} {_type(source)};".encode())
+        args = fx.map_arg((node.args, node.kwargs), lambda n: index[n])
+        index[node] = len(index)
+        digest.update(f"{node.target} {args} {_type(node)};".encode())
+    digest.update(" ".join(str(index[n]) for n in block.writes).encode())
+    return digest.hexdigest()
+
+
+def _type(node: fx.Node) -> str:
+    values = tensors_of(node.meta.get("val"))
+    return f"{[(tuple(map(str, v.shape)), v.dtype) for v in values]} {node.meta.get('requires_grad')}"
+
+
+def local_op_names(nodes: Iterable[fx.Node]) -> list[str]:
+    """Names by op and count within the block: `linear`, `linear.1`, `add`, … (equal across a kind)."""
+    seen: Counter[str] = Counter()
+    names = []
+    for node in nodes:
+        base = str(getattr(node.target, "_opname", getattr(node.target, "__name__", "op")))
+        names.append(f"{base}.{seen[base]}" if seen[base] else base)
+        seen[base] += 1
+    return names
+
+
+def is_float(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

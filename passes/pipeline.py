@@ -1,0 +1,38 @@
+"""The order of the passes, as a list."""
+
+from __future__ import annotations
+
+from autopar.passes.pass_manager import Pass
+from autopar.passes.rewrite.cut_blocks import CutBlocks
+from autopar.passes.rewrite.cut_stages import CutStages
+from autopar.passes.rewrite.insert_collectives import InsertCollectives
+from autopar.passes.rewrite.localize_shapes import LocalizeShapes
+from autopar.passes.rewrite.mark_recompute import MarkRecompute
+from autopar.passes.rewrite.place import Place
+from autopar.passes.rewrite.replace_causal_mask import ReplaceCausalMask
+from autopar.passes.rewrite.simplify import Simplify
+
+
+def front_pipeline() -> list[Pass]:
+    """On the captured program, before the search."""
+    return [
+        Simplify(),
+        ReplaceCausalMask(),  # after simplify: casts would hide the mask
+    ]
+
+
+def back_pipeline() -> list[Pass]:
+    """From the simplified program and a plan to one program per stage."""
+    return [
+        CutBlocks(),  # first: all later passes work on one small static graph per kind of block
+        Place(),
+        InsertCollectives(),  # needs placements, and global shapes for the sizes of what is moved
+        LocalizeShapes(),  # after the collectives: they change which piece an op sees
+        CutStages(),
+        MarkRecompute(),  # marks blocks of stages
+    ]
+
+
+def default_pipeline() -> list[Pass]:
+    """All passes in order; the search runs between the front and the back half."""
+    return [*front_pipeline(), *back_pipeline()]

@@ -1,0 +1,90 @@
+"""Turn a placed graph with global shapes into the graph that one rank runs.
+
+    view(h, [1, 8192, 32, 128])                ->   view(h, [1, 8192, 4, 128])
+    embedding(w, ids)                          ->   autopar.vocab_embedding(w, ids, -1, 8, 'tp')
+    cross_entropy_loss(logits, target)         ->   autopar.vocab_cross_entropy(logits, target, -100, 0.0, 8, 'tp')
+
+Every op is run on meta tensors of the local shapes; a result whose shape is not the placement's
+is an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from autopar.errors import PassError
+from autopar.parts import Parts
+from autopar.placement import Placement
+from autopar.program import tensors_of, user_line
+from autopar.passes.rewrite.specialize import RESIZING, run_on_meta
+
+
+@dataclass(frozen=True)
+class LocalizeShapes:
+    name: str = "localize-shapes"
+
+    def run(self, parts: Parts) -> Parts:
+        ranks = parts.decided.mesh.tp
+        for graph in parts.graphs.values():
+            localize_shapes(graph, ranks)
+        return parts
+
+
+def localize_shapes(graph: fx.GraphModule, ranks: int) -> None:
+    """Edit a block graph with collectives in place; `meta["global_shape"]` keeps what was."""
+    for node in graph.graph.nodes:
+        placement: Placement | None = node.meta.get("placement")
+        values = tensors_of(node.meta.get("val"))
+        if placement is None or not values:
+            continue
+        shapes = [tuple(v.shape) for v in values]
+        node.meta["global_shape"] = shapes[0]
+        if ranks == 1:
+            continue
+        expected = [placement.local_shape(s, ranks) for s in shapes]
+        if node.op == "placeholder":
+            # Strided as a slice of the original would be after it was made contiguous.
+            node.meta["val"] = torch.empty(expected[0], dtype=values[0].dtype, device="meta")
+            continue
+        _substitute(node, ranks)
+        if getattr(node.target, "_opname", "") in RESIZING:
+            node.update_arg(1, list(expected[0]))
+        _run(node)
+        got = [tuple(v.shape) for v in tensors_of(node.meta["val"])]
+        if got != expected:
+            raise PassError(
+                f"{node.name} is {got} on a rank, its placement {placement} says {expected}",
+                next_step="this is a fault of the op's sharding rule; please report it",
+            )
+    graph.recompile()
+
+
+def _run(node: fx.Node) -> None:
+    try:
+        run_on_meta(node)
+    except Exception as error:
+        raise PassError(
+            f"{node.name} can't run on the local shapes: {error} ({user_line(node)})",
+            next_step="this is a fault of the op's sharding rule; please report it",
+        ) from error
+
+
+def _substitute(node: fx.Node, ranks: int) -> None:
+    strategy = node.meta.get("strategy")
+    local = strategy.local_op if strategy is not None else ""
+    if not local:
+        return
+    args, kwargs = node.args, node.kwargs
+    ops = torch.ops.autopar
+    if local == "vocab_embedding":
+        padding = args[2] if len(args) > 2 else kwargs.get("padding_idx", -1)
+        node.args = (args[0], args[1], padding, ranks, "tp")
+    else:
+        ignore = args[4] if len(args) > 4 else kwargs.get("ignore_index", -100)
+        smoothing = () if local == "token_cross_entropy" else (0.0,)
+        node.args = (args[0], args[1], ignore, *smoothing, ranks, "tp")
+    node.target = getattr(ops, local).default
+    node.kwargs = {}

@@ -1,0 +1,116 @@
+"""Remove what computes nothing: assertions, casts to the same dtype, full slices, idle dropout, dead nodes.
+
+    x = aten.to.dtype_layout(w, dtype=float32, device=meta)      ->   w            (w is float32 already)
+    y = aten.to.device(x, meta, bfloat16)                        ->   aten.to.dtype(x, bfloat16)
+    aten._assert_tensor_metadata(y)                              ->
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.parts import Parts
+from autopar.program import GraphInput, Program
+
+aten = torch.ops.aten
+_CASTS = {"to", "_to_copy", "type_as"}
+_ASSERTIONS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain")
+
+
+@dataclass(frozen=True)
+class Simplify:
+    name: str = "simplify"
+
+    def run(self, parts: Parts) -> Parts:
+        program = parts.program
+        module = program.graph_module
+        graph = module.graph
+        for node in list(graph.nodes):
+            if node.op != "call_function":
+                continue
+            if _is_assertion(node):
+                graph.erase_node(node)
+                continue
+            same = _same_as_input(node)
+            if same is not None:
+                node.replace_all_uses_with(same)
+                graph.erase_node(node)
+            elif _op_name(node) in _CASTS:
+                _plain_cast(graph, node)
+        return parts.evolve(program=drop_unused(program))
+
+
+def drop_unused(program: Program) -> Program:
+    """The program without dead nodes and without parameters and buffers that nothing reads."""
+    module = program.graph_module
+    _drop_dead(module.graph)
+    kept = _drop_unused_inputs(program, module.graph)
+    module.recompile()
+    loss = module.graph.output_node().args[0][0].name  # type: ignore[union-attr,index]
+    return program.with_graph(module, inputs=kept, loss=loss)
+
+
+def _op_name(node: fx.Node) -> str:
+    return str(getattr(node.target, "_opname", ""))
+
+
+def _is_assertion(node: fx.Node) -> bool:
+    return _op_name(node).startswith(_ASSERTIONS)
+
+
+def _same_as_input(node: fx.Node) -> fx.Node | None:
+    """The input that this node hands on unchanged, if it does."""
+    name = _op_name(node)
+    first = node.args[0] if node.args else None
+    if not isinstance(first, fx.Node) or not isinstance(first.meta.get("val"), torch.Tensor):
+        return None
+    source, value = first.meta["val"], node.meta.get("val")
+    if name in _CASTS and isinstance(value, torch.Tensor) and not node.kwargs.get("copy"):
+        return first if source.dtype == value.dtype else None
+    if name == "slice":
+        start = node.args[2] if len(node.args) > 2 else None
+        end = node.args[3] if len(node.args) > 3 else None
+        step = node.args[4] if len(node.args) > 4 else 1
+        full = start in (None, 0) and step == 1 and (end is None or (isinstance(end, int) and end >= 2**62))
+        return first if full else None
+    if name == "dropout":
+        return first if node.args[1] == 0 or not node.args[2] else None
+    return None
+
+
+def _plain_cast(graph: fx.Graph, node: fx.Node) -> None:
+    """Any form of `.to` becomes `to.dtype`: devices are the runtime's business."""
+    value = node.meta["val"]
+    with graph.inserting_before(node):
+        cast = graph.call_function(aten.to.dtype, (node.args[0], value.dtype))
+    cast.meta = dict(node.meta)
+    node.replace_all_uses_with(cast)
+    graph.erase_node(node)
+
+
+def _drop_dead(graph: fx.Graph) -> None:
+    """Dead code, in reverse; ops that write in place stay."""
+
+    def impure(node: fx.Node) -> bool:
+        schema = getattr(node.target, "_schema", None)
+        writes = schema is not None and schema.is_mutable
+        return node.op in ("placeholder", "output") or bool(writes)
+
+    graph.eliminate_dead_code(is_impure_node=impure)
+
+
+def _drop_unused_inputs(program: Program, graph: fx.Graph) -> tuple[GraphInput, ...]:
+    """Parameters and buffers that nothing reads leave the graph; batch inputs stay (the user gives them)."""
+    kept: list[GraphInput] = []
+    nodes: dict[str, Any] = {n.name: n for n in graph.find_nodes(op="placeholder")}
+    for item in program.inputs:
+        node = nodes[item.name]
+        if item.kind != "input" and not node.users:
+            graph.erase_node(node)
+        else:
+            kept.append(item)
+    return tuple(kept)

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from autopar.mesh import Mesh
+from autopar.plan import Plan
+from autopar.report.text import explain, show, span_text
+from tests.report import sample
+
+
+def printed(plan: Plan, width: int = 100, **options: object) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(show(plan, **options))  # type: ignore[arg-type]
+    return console.export_text()
+
+
+def test_show_tells_every_decision_and_prediction() -> None:
+    text = printed(sample.make_plan())
+    for word in (
+        "zoo:llama3-70b", "h100:8x8", "optimal", "pp4 dp2 tp8", "64 ranks", "1F1B", "level 1",
+        "bf16-mixed", "46.3 %", "70.0 GiB", "TP communication", "embed … model.layers.18 (20)",
+        "plain data parallel", "does not fit in memory", "pp2 dp4 tp8", "more gradient traffic",
+        "Proven optimal", "62 mesh shapes", "47 pruned", "note: Op histc",
+    ):  # fmt: skip
+        assert word in text, word
+
+
+def test_show_uses_the_words_of_the_field() -> None:
+    lines = printed(sample.make_plan(), pictures=sample.pictures()).splitlines()
+    row = {words: line for line in lines for words in (
+        "column-parallel", "row-parallel", "head-parallel", "vocab-parallel") if words in line
+    }  # fmt: skip
+    assert "lm_head" in row["column-parallel"]
+    assert "o_proj, down_proj" in row["row-parallel"]
+    assert "scaled_dot_product_attention" in row["head-parallel"]
+    assert "cross_entropy_loss" in row["vocab-parallel"]
+    assert any("q_proj, k_proj, v_proj, gate_proj, up_proj" in line for line in lines)
+
+
+def test_show_without_pictures_uses_graph_names() -> None:
+    assert "linear_3, linear_6" in printed(sample.make_plan())
+
+
+def test_show_fits_eighty_columns() -> None:
+    text = printed(sample.make_plan(), width=80)
+    memory = next(line for line in text.splitlines() if line.startswith("  stage 0  2"))
+    assert "30.7 %" in memory and "21.5 GiB" in memory
+
+
+def test_markup_in_names_is_text() -> None:
+    assert "[red]x[/nope]" in printed(replace(sample.make_plan(), model="[red]x[/nope]"))
+
+
+@pytest.mark.parametrize("predicted", [{}, {"step_seconds": 1.5}])
+def test_show_of_a_hand_written_plan(predicted: dict[str, object]) -> None:
+    text = printed(replace(sample.make_plan(), predicted=predicted))
+    assert "pp4 dp2 tp8" in text and ("1.50 s" in text) == bool(predicted)
+
+
+def test_explain_compares_the_bubble_with_the_formula() -> None:
+    plan = sample.make_plan()
+    text = explain(plan)
+    assert "(p-1)/(m+p-1) = 8.6 %" in text  # 3/35
+    assert "Stage 1 sets the pace with 385 ms" in text
+    assert "TP communication inside the layers over 8 ranks costs 15.2 %" in text
+    assert "Stage 0 is the fullest: 21.5 GiB of 70.0 GiB (30.7 %)" in text
+    assert "Not pp8 dp1 tp8: 14.9 s, 8.3 % slower; larger bubble." in text
+    assert "Plain FSDP (ZeRO-3): 19.4 s, 41.0 % slower." in text
+
+
+def test_explain_of_one_rank_speaks_of_no_pipeline_and_no_communication() -> None:
+    text = explain(sample.make_plan(1, 4, 2, mesh=Mesh()))
+    assert "idles" not in text and "Exposed" not in text and "A rank holds" in text
+
+
+def test_explain_says_when_memory_does_not_fit() -> None:
+    plan = sample.make_plan()
+    plan.predicted["memory_limit_bytes"] = 20 * sample.GIB
+    assert "1.5 GiB TOO MUCH" in explain(plan)
+
+
+def test_explain_says_when_a_plan_is_not_proven() -> None:
+    plan = sample.make_plan()
+    plan.predicted["status"] = "feasible"
+    plan.predicted["search"]["gap"] = 0.023
+    assert "Not proven optimal" in explain(plan) and "gap 2.3 %" in explain(plan)
+
+
+def test_explain_without_predictions_says_what_to_do() -> None:
+    assert "autopar plan" in explain(replace(sample.make_plan(), predicted={}))
+
+
+def test_span_text() -> None:
+    assert span_text(()) == "-"
+    assert span_text(("a", "b")) == "a, b"
+    assert span_text(("a", "b", "c")) == "a … c (3)"

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from autopar.report.timeline import TimelineEvent, split_recompute, window
+from tests.report import sample
+
+
+def test_recomputation_is_cut_off_the_front_of_the_backward() -> None:
+    forward, backward = (
+        TimelineEvent(0, "forward", 0, 0.0, 1.0),
+        TimelineEvent(0, "backward", 0, 1.0, 4.0),
+    )
+    assert split_recompute([forward, backward], [1.0]) == [
+        forward,
+        TimelineEvent(0, "recompute", 0, 1.0, 2.0),
+        TimelineEvent(0, "backward", 0, 2.0, 4.0),
+    ]
+    assert split_recompute([forward, backward], []) == [forward, backward]
+
+
+def test_own_recompute_events_stay() -> None:
+    events = [TimelineEvent(0, "recompute", 0, 0.0, 1.0), TimelineEvent(0, "backward", 0, 1.0, 4.0)]
+    assert split_recompute(events, [1.0]) == events
+
+
+def test_all_of_a_short_step_is_shown() -> None:
+    plan = sample.make_plan()
+    shown = window(sample.timeline(plan), plan.microbatches)
+    assert len(shown.events) == 2 * 4 * 32 and not shown.note
+    assert not window([], 500).events
+
+
+@pytest.mark.parametrize("stages", [1, 4, 16])
+def test_a_long_step_is_shown_up_to_a_cut_without_holes(stages: int) -> None:
+    plan = sample.make_plan(stages, 126, 256)
+    events = sample.timeline(plan)
+    shown = window(events, plan.microbatches)
+    end = max(e.start for e in shown.events)
+    # Nothing that begins before the last shown event is missing.
+    assert {e for e in events if e.start <= end} == set(shown.events)
+    assert "of 256" in shown.note and len(shown.events) < len(events) / 4
