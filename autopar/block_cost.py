@@ -12,15 +12,15 @@ class BlockCost:
     """Seconds and bytes of one block, for one (tp degree, micro-batch size, boundary placement).
 
     Seconds are per micro-batch; `*_compute` excludes, `*_comm` is the exposed tensor-parallel
-    communication. Full recomputation repeats the forward (compute and communication) in the backward.
-    `parameters`: number of parameter elements that this tp rank holds (trainable ones in
+    communication. Full recomputation repeats the forward (compute and communication) in the
+    backward. `parameters`: number of parameter elements that this tp rank holds (trainable ones in
     `trainable`). `saved_bytes`: tensors kept for the backward without recomputation, per
     micro-batch; `input_bytes`: what is kept with full recomputation (the block's inputs).
-    `transient_bytes`: the largest extra bytes alive at one moment inside the block's forward or backward.
-    `boundary_bytes`: the values that pass from this block to the next, as one rank holds them.
-    `parameter_reduce_seconds`: end-of-step sum over tp of gradients of `R*` parameters.
-    `tied_parameters`: how many of `parameters` other blocks of the chain hold too (as an output head
-    that shares the embedding's weight does); all blocks that hold some share the same ones.
+    `transient_bytes`: the largest extra bytes alive at one moment inside the block's forward or
+    backward. `boundary_bytes`: the values that pass from this block to the next, as one rank holds
+    them. `parameter_reduce_seconds`: end-of-step sum over tp of gradients of `R*` parameters.
+    `tied_parameters`: how many of `parameters` other blocks of the chain hold too (as an output
+    head that shares the embedding's weight does); all blocks that hold some share the same ones.
     """
 
     name: str
@@ -74,6 +74,9 @@ class CostProvider(Protocol):
 
     def tp_degrees(self, limit: int) -> list[int]:
         """Legal tensor-parallel degrees up to `limit`."""
+
+    def microbatch_sizes(self, most: int) -> list[int]:
+        """Micro-batch sizes up to `most` that the captured program allows."""
 
     def chains(self, tp: int, microbatch: int) -> list[ChainCost]:
         """Alternatives to choose from; may take long."""

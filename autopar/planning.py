@@ -20,6 +20,7 @@ from autopar.errors import InfeasibleError
 from autopar.op_call import Bindings, types_of
 from autopar.parts import Parts, Slot
 from autopar.placement import Placement, Replicate, Shard
+from autopar.placement_problem import Problem
 from autopar.program import Program
 from autopar.passes.analysis.block_costs import block_cost
 from autopar.passes.analysis.blocks import analyse_blocks
@@ -30,7 +31,7 @@ from autopar.passes.rewrite.cut_blocks import cut_block
 from autopar.passes.rewrite.insert_collectives import insert_collectives
 from autopar.passes.rewrite.localize_shapes import localize_shapes
 from autopar.passes.rewrite.place import PARAMETER, place, relative
-from autopar.search.placements import Solution, solve
+from autopar.search.placements import Model
 
 # Seconds per byte at which memory is traded for time: points of the placement frontier.
 # 1e-12: a GiB for a millisecond of every micro-batch; 1e-10: a GiB for a tenth of a second.
@@ -49,6 +50,15 @@ class _Kind:
 
     graph: fx.GraphModule
     slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True)
+class _GroupModel:
+    """The placement problem of kinds that share parameters, and its integer program."""
+
+    parts: list[tuple[str, fx.GraphModule, tuple[Slot, ...]]]
+    problem: Problem
+    model: Model
 
 
 class ModelCosts:
@@ -99,6 +109,8 @@ class ModelCosts:
     def chains(self, tp: int, microbatch: int) -> list[ChainCost]:
         """One alternative per boundary placement and point of the time-memory frontier."""
         key = (tp, microbatch)
+        import autopar.runtime.collectives  # noqa: F401 - registers the ops that the passes insert
+
         if key not in self._chains:
             kinds = self._kinds_for(microbatch)
             if tp == 1:
@@ -118,6 +130,13 @@ class ModelCosts:
             blocks = tuple(replace(found[b.kind], name=b.name) for b in self.blocks.chain)
             self._optimistic[key] = ChainCost("", "bound", blocks)
         return self._optimistic[key]
+
+    def all_notes(self) -> tuple[str, ...]:
+        """What the search left out, and ops without a rule (they are replicated)."""
+        found = [f"op without a sharding rule, replicated: {op}" for op in self.unknown]
+        if "batch" not in self.program.symbols:
+            found.append(f"the batch could not be captured as a symbol: microbatch is {self.sizes['batch']}")
+        return (*found, *self.notes)
 
     def placed_graph(
         self, kind: str, tp: int, microbatch: int, chosen: dict[str, str], boundary: Placement
@@ -194,12 +213,13 @@ class ModelCosts:
         self._note_heads(kinds, tp)
         seen = set()
         for boundary in self._boundaries(tp, microbatch):
+            models = [self._model(group, kinds, tp, boundary) for group in self._groups()]
             for price in PRICES:
                 placements: dict[str, dict[str, str]] = {}
                 expected: dict[str, float] = {}
                 try:
-                    for group in self._groups():
-                        self._solve(group, kinds, tp, boundary, price, placements, expected)
+                    for model in models:
+                        self._solve(model, price, placements, expected)
                 except InfeasibleError:
                     break
                 text = repr((str(boundary), placements))
@@ -226,26 +246,28 @@ class ModelCosts:
                 groups.append((names, [kind]))
         return [group for _, group in groups]
 
+    def _model(
+        self, group: list[str], kinds: dict[str, _Kind], tp: int, boundary: Placement
+    ) -> _GroupModel:
+        parts = [(k, kinds[k].graph, kinds[k].slots) for k in group]
+        problem = build_problem(parts, self._axis(tp), boundary, self.state_bytes)
+        return _GroupModel(parts, problem, Model(problem))
+
     def _solve(
         self,
-        group: list[str],
-        kinds: dict[str, _Kind],
-        tp: int,
-        boundary: Placement,
+        model: _GroupModel,
         price: float,
         placements: dict[str, dict[str, str]],
         expected: dict[str, float],
     ) -> None:
-        parts = [(k, kinds[k].graph, kinds[k].slots) for k in group]
-        problem = build_problem(parts, self._axis(tp), boundary, self.state_bytes)
-        found: Solution = solve(problem, price=price)
-        stored = {n: c for op in problem.ops for n, c in [(op.name, op)] if n in problem.stored}
+        found = model.model.solve(price)
         late = sum(
-            next(c for c in op.choices if c.name == found.choice[name]).seconds
-            for name, op in stored.items()
+            next(c.seconds for c in op.choices if c.name == found.choice[op.name])
+            for op in model.problem.ops
+            if op.name in model.problem.stored
         )
-        expected["+".join(group)] = found.seconds - late
-        for kind, graph, slots in parts:
+        expected["+".join(k for k, _, _ in model.parts)] = found.seconds - late
+        for kind, graph, slots in model.parts:
             names = source_names(kind, graph, slots)
             chosen: dict[str, str] = {}
             placeholders = graph.graph.find_nodes(op="placeholder")

@@ -68,7 +68,8 @@ class StageProgram:
     (rotary tables, masks); `shared_buffers`, `shared_inputs`, `shared_outputs` name its signature.
     `count` (last stage only, may be None) maps the batch inputs `count_inputs` to the number of
     target tokens of that batch as a 0-dim tensor; `loss` is then a mean over those tokens.
-    `local_micro_batch` is the micro-batch size (dim 0 of the batch inputs).
+    `batch_inputs` are split into micro-batches along dim 0 (their shapes are one micro-batch's), except
+    those named in `whole_inputs`, which every micro-batch sees whole.
     """
 
     index: int
@@ -86,3 +87,4 @@ class StageProgram:
     count_inputs: tuple[str, ...] = ()
     loss: str | None = None
     batch_inputs: dict[str, ValueSpec] = field(default_factory=dict)
+    whole_inputs: tuple[str, ...] = ()

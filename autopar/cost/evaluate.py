@@ -1,9 +1,9 @@
 """A second opinion on a plan: its time and memory, added up by another route than the search takes.
 
-The search adds tables over intervals of blocks. Here every stage's schedule is walked action by action:
-seconds are booked under what they are spent on, activations are counted while they live. Only the prices
-of collectives and the memory of one block's states are shared. `assert_agrees` then compares the two: a
-plan whose objective is not its cost must not leave the planner.
+The search adds tables over intervals of blocks. Here every stage's schedule is walked action by
+action: seconds are booked under what they are spent on, activations are counted while they live.
+Only the prices of collectives and the memory of one block's states are shared. `assert_agrees` then
+compares the two: a plan whose objective is not its cost must not leave the planner.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class Decisions(Protocol):
 class Evaluation:
     """Seconds of a step and bytes of every stage, as the stated model gives them.
 
-    `stage_forward` / `stage_backward`: seconds that a stage is busy per micro-batch, its sends included.
-    The closed form of `step_seconds` equals the simulated schedule when all stages are alike.
+    `stage_forward` / `stage_backward`: seconds that a stage is busy per micro-batch, its sends
+    included. The closed form of `step_seconds` equals the simulated schedule when all stages are
+    alike.
     """
 
     step_seconds: float
@@ -108,10 +109,16 @@ def assert_agrees(found: _Agreeing, seen: Evaluation, tolerance: float = TOLERAN
 
 
 def evaluate(plan: Decisions, blocks: Sequence[BlockCost], cluster: Cluster) -> Evaluation:
-    """Time and memory of `plan`, whose blocks have the prices `blocks` (the whole chain, in order)."""
+    """Time and memory of `plan`; `blocks` are the prices of the whole chain, in order."""
     setting = Setting(
-        cluster, plan.mesh, plan.microbatch, plan.microbatches, plan.schedule, plan.zero,
-        plan.precision, plan.optimizer,
+        cluster,
+        plan.mesh,
+        plan.microbatch,
+        plan.microbatches,
+        plan.schedule,
+        plan.zero,
+        plan.precision,
+        plan.optimizer,
     )
     priced = {b.name: b for b in blocks}
     if [b.name for b in blocks] != [name for s in plan.stages for name in s.blocks]:
@@ -272,7 +279,9 @@ def _memory(
     )
 
 
-def _whole(walks: Sequence[_Walk], ends: Sequence[dict[str, float]], setting: Setting) -> Evaluation:
+def _whole(
+    walks: Sequence[_Walk], ends: Sequence[dict[str, float]], setting: Setting
+) -> Evaluation:
     """Put the stages together: the slowest sets the beat, the others' turns are bubble."""
     m = setting.microbatches
     busy = [sum(w.spent.values()) for w in walks]

@@ -1,18 +1,20 @@
 """The stated memory model: five terms per rank, in bytes, at the fullest moment of a step.
 
 The runtime wraps every block in FSDP2. With n parameter elements on a tensor-parallel rank, d
-data-parallel ranks, and s / c / g / r bytes per element at rest / in compute / as gradient / reduced:
+data-parallel ranks, and s / c / g / r bytes per element at rest / in compute / as gradient /
+reduced:
 
-| term       | ZeRO-0        | ZeRO-1                  | ZeRO-2        | ZeRO-3                         |
-| ---------- | ------------- | ----------------------- | ------------- | ------------------------------ |
-| parameters | n s + n c     | n s/d + n c             | n s/d + n c   | n s/d + c (two largest blocks) |
-| gradients  | n g           | n g (n g/d if m = 1)    | n g/d         | n g/d                          |
-| optimizer  | k n s         | k n s/d                 | k n s/d       | k n s/d                        |
+| term       | ZeRO-0    | ZeRO-1               | ZeRO-2      | ZeRO-3                         |
+| ---------- | --------- | -------------------- | ----------- | ------------------------------ |
+| parameters | n s + n c | n s/d + n c          | n s/d + n c | n s/d + c (two largest blocks) |
+| gradients  | n g       | n g (n g/d if m = 1) | n g/d       | n g/d                          |
+| optimizer  | k n s     | k n s/d              | k n s/d     | k n s/d                        |
 
-k counts the optimizer's states. The compute copy (n c) is FSDP2's gathered buffer; with d = 1 and one type
-throughout there is no FSDP2 and no copy. Of ZeRO-3's gathered blocks one is in use and one is
-prefetched; parameters tied between blocks belong to the root and stay gathered. Gradients, optimizer
-state and reductions count trainable parameters only; a tied parameter counts once per stage.
+k counts the optimizer's states. The compute copy (n c) is FSDP2's gathered buffer; with d = 1 and
+one type throughout there is no FSDP2 and no copy. Of ZeRO-3's gathered blocks one is in use and one
+is prefetched; parameters tied between blocks belong to the root and stay gathered. Gradients,
+optimizer state and reductions count trainable parameters only; a tied parameter counts once per
+stage.
 
 activations = in flight x (per block: saved bytes, or only its inputs if recomputed; and the stage's
 output, which the pipeline engine keeps until its backward) + the largest recomputed block's saved
@@ -20,8 +22,8 @@ bytes, rebuilt while its backward runs. In flight: m for GPipe, min(m, pp - stag
 
 buffers = largest transient of a block + receive buffers (torch's PipelineStage allocates one per
 micro-batch for inputs and one for output gradients) + the largest block's gradient, in the compute
-type and as the reduction's bucket. The optimizer's scratch (torch's foreach AdamW holds one more copy of
-a state) comes when activations are gone: buffers are at least scratch - activations.
+type and as the reduction's bucket. The optimizer's scratch (torch's foreach AdamW holds one more
+copy of a state) comes when activations are gone: buffers are at least scratch - activations.
 
 `context_bytes` of the device lie outside the allocator and outside these terms: they are subtracted
 from the device's memory, as is a margin for fragmentation, when no explicit limit is given.
@@ -51,9 +53,7 @@ class StageMemory:
 
     @property
     def total(self) -> int:
-        return (
-            self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
-        )
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
 
     def to_dict(self) -> dict[str, int]:
         return {
@@ -124,8 +124,12 @@ def receive_slots(setting: Setting) -> int:
 
 
 def stage_memory(
-    blocks: Sequence[BlockCost], start: int, stop: int, recompute: Collection[str],
-    stage: int, setting: Setting,
+    blocks: Sequence[BlockCost],
+    start: int,
+    stop: int,
+    recompute: Collection[str],
+    stage: int,
+    setting: Setting,
 ) -> StageMemory:
     """Memory of stage number `stage`, holding `blocks[start:stop]` of the chain."""
     mine = blocks[start:stop]

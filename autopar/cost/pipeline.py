@@ -33,8 +33,8 @@ class Event:
 def actions(schedule: str, stages: int, microbatches: int) -> list[list[Action]]:
     """What every stage does, in order.
 
-    GPipe runs all forwards, then all backwards. 1F1B warms up with as many forwards as there are stages
-    from this one on, then alternates a backward and a forward, then drains.
+    GPipe runs all forwards, then all backwards. 1F1B warms up with as many forwards as there are
+    stages from this one on, then alternates a backward and a forward, then drains.
     """
     if schedule not in ("gpipe", "1f1b"):
         raise UsageError(f"unknown schedule {schedule!r}", next_step="choose gpipe or 1f1b")
@@ -69,8 +69,8 @@ def simulate(
 ) -> list[Event]:
     """Run the schedule: seconds of one micro-batch per stage, `send` seconds across each boundary.
 
-    A forward waits for the stage before it, a backward for the stage after it, and both for the stage
-    itself. Events come back in the order of their start.
+    A forward waits for the stage before it, a backward for the stage after it, and both for the
+    stage itself. Events come back in the order of their start.
     """
     stages = len(forward)
     delay = [float(send)] * stages if isinstance(send, (int, float)) else [float(s) for s in send]

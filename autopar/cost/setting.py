@@ -1,4 +1,4 @@
-"""The configuration that prices are computed for: everything but cuts, recomputation and placements."""
+"""The configuration that prices are computed for: all but cuts, recomputation and placements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autopar.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Bytes per element: parameters at rest, in compute, accumulated gradients, reduced gradients."""
+    """Bytes per element of parameters at rest and in compute, of gradients kept and reduced."""
 
     storage: int
     compute: int
@@ -31,7 +31,8 @@ OPTIMIZER_STATES = {"adamw": 2, "sgd": 0, "sgd-momentum": 1}
 class Setting:
     """One point of the outer search: mesh, micro-batches, schedule, ZeRO level and given inputs.
 
-    `microbatch` is the size on one data-parallel rank, `microbatches` how many of them one step has.
+    `microbatch` is the size on one data-parallel rank, `microbatches` how many of them one step
+    has.
     """
 
     cluster: Cluster

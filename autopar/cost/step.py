@@ -5,8 +5,9 @@ micro-batch, and E_i what it does once at the end,
 
     step = sum_i T_i + (m - 1) * max_i T_i + max_i E_i
 
-for GPipe and 1F1B alike (they differ in memory, not in time). The sum fills and drains the pipeline,
-the slowest stage sets its beat. `autopar.cost.pipeline` simulates the same schedule event by event.
+for GPipe and 1F1B alike (they differ in memory, not in time). The sum fills and drains the
+pipeline, the slowest stage sets its beat. `autopar.cost.pipeline` simulates the same schedule event
+by event.
 
 T_i adds up, over the blocks of the stage:
 
@@ -27,7 +28,8 @@ E_i adds up:
 - gradient synchronisation in the last backward: ZeRO-0 all-reduces, ZeRO-1 reduce-scatters, one
   bucket per block: max(0, sync - backward); the last bucket, that of the stage's first block, has
   nothing left to hide behind. ZeRO-2 and 3 have done it already;
-- ZeRO-1 and 2 gather updated parameters once, in the next forward: max(0, gather - forward) per block,
+- ZeRO-1 and 2 gather updated parameters once, in the next forward: max(0, gather - forward) per
+  block,
   whole for the first block;
 - the sum over tp of gradients of `R*` parameters; the sum over stages of tied parameters, where the
   stages that hold them differ;
@@ -114,7 +116,7 @@ def block_times(block: BlockCost, setting: Setting) -> BlockTimes:
 
 
 def dp_collectives(block: BlockCost, setting: Setting) -> tuple[float, float]:
-    """Seconds to gather a block's parameters, and to sum (ZeRO-0) or sum and scatter its gradients."""
+    """Seconds to gather a block's parameters, and to all-reduce (ZeRO-0) or scatter gradients."""
     mesh, size = setting.mesh, setting.bytes
     if mesh.dp == 1:
         return 0.0, 0.0

@@ -21,13 +21,14 @@ _HOLE = re.compile(r"\{\{(\w+)\}\}")
 def write_report(
     plan: Plan,
     pictures: Sequence[BlockPicture],
-    timeline: Iterable[Event],
+    timeline: Iterable[Event] | None,
     path: str | Path,
 ) -> Path:
     """Write the page to `path` and return it.
 
-    `pictures`: one per kind of block (may be empty); `timeline`: the simulated events of one step
-    (may be empty). All text of the plan is escaped. Raises `UsageError` if it can't be written.
+    `pictures`: one per kind of block (may be empty); `timeline`: the events of one step, `None` to
+    simulate them from the plan's predictions. All text of the plan is escaped. Raises
+    `UsageError` if the file can't be written.
     """
     path = Path(path)
     text = render(plan, pictures, timeline)
@@ -41,7 +42,7 @@ def write_report(
     return path
 
 
-def render(plan: Plan, pictures: Sequence[BlockPicture], timeline: Iterable[Event]) -> str:
+def render(plan: Plan, pictures: Sequence[BlockPicture], timeline: Iterable[Event] | None) -> str:
     """The page as text."""
     holes = parts(plan, pictures)
     holes["css"], holes["script"] = _data("page.css"), _data("page.js")

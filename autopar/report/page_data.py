@@ -11,18 +11,19 @@ from autopar.report.block_picture import BlockPicture, EdgePicture, OpPicture
 from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts
 from autopar.report.fold import counted, fold
 from autopar.report.placements import short_module
-from autopar.report.timeline import Event, split_recompute, window
+from autopar.report.timeline import Event, simulated, split_recompute, window
 from autopar.report.words import MAIN_OPS, strategy_words
 from autopar.units import format_bytes, format_seconds
 
 
 def page_data(
-    plan: Plan, pictures: Sequence[BlockPicture], timeline: Iterable[Event]
+    plan: Plan, pictures: Sequence[BlockPicture], timeline: Iterable[Event] | None = None
 ) -> dict[str, Any]:
     """`memory`, `time`, `timeline` and `blocks`; an empty list means: nothing to draw."""
     facts = Facts.of(plan)
     again = [float(stage.get("recompute", 0.0)) for stage in facts.stage_seconds]
-    shown = window(split_recompute(timeline, again), plan.microbatches)
+    events = simulated(plan) if timeline is None else timeline
+    shown = window(split_recompute(events, again), plan.microbatches)
     data = {
         "memory": {
             "terms": list(MEMORY_TERMS),

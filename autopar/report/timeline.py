@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-KINDS = ("forward", "recompute", "backward")
+from autopar.cost.pipeline import simulate
+from autopar.plan import Plan
+from autopar.report.facts import Facts
+
+_KINDS = {"F": "forward", "R": "recompute", "B": "backward"}
 MOST_MICROBATCHES = 64
 SHOWN = 24
 
@@ -45,13 +49,27 @@ class Window:
     note: str = ""
 
 
+def simulated(plan: Plan) -> Sequence[Event]:
+    """The plan's own schedule with its predicted stage times; empty when it has none."""
+    stages = Facts.of(plan).stage_seconds
+    if len(stages) != len(plan.stages) or not all(
+        {"forward", "backward"} <= set(s) for s in stages
+    ):
+        return []
+    forward, backward = ([float(s[k]) for s in stages] for k in ("forward", "backward"))
+    return simulate(forward, backward, plan.microbatches, plan.schedule)
+
+
 def split_recompute(events: Iterable[Event], recompute: list[float]) -> list[TimelineEvent]:
     """Cut the recomputation off the front of each backward.
 
     `recompute[stage]` is in seconds per micro-batch. Events that have their own recompute records
-    come back as they are.
+    keep them. The kinds `F` and `B` are spelled out.
     """
-    own = [TimelineEvent(e.stage, e.kind, e.microbatch, e.start, e.end) for e in events]
+    own = [
+        TimelineEvent(e.stage, _KINDS.get(e.kind, e.kind), e.microbatch, e.start, e.end)
+        for e in events
+    ]
     if any(e.kind == "recompute" for e in own):
         return own
     result = []
@@ -77,9 +95,9 @@ def window(events: Iterable[TimelineEvent], microbatches: int) -> Window:
     later = [e.start for e in everything if e.microbatch >= shown]
     cut = min(later, default=max(e.end for e in first))
     inside = tuple(e for e in first if e.start < cut)
-    seen = 1 + max(e.microbatch for e in inside)
+    seen = max(e.microbatch for e in inside)
     end = max(e.end for e in everything)
     return Window(
         inside,
-        f"Only the first {cut / end:.0%} of the step: micro-batches 1 to {seen} of {microbatches}.",
+        f"Only the first {cut / end:.0%} of the step: micro-batches 0 to {seen} of {microbatches}.",
     )

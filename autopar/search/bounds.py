@@ -1,8 +1,8 @@
 """Lower bounds on a configuration without searching its cuts: what lets the outer search skip it.
 
-Time: stages perfectly balanced, nothing recomputed, the shortest possible sends. Memory: everything that
-must be somewhere, spread evenly, with every block at its smallest. Both hold for every choice of cuts
-and recomputation, and stay valid when the prices themselves are lower bounds.
+Time: stages perfectly balanced, nothing recomputed, the shortest possible sends. Memory: everything
+that must be somewhere, spread evenly, with every block at its smallest. Both hold for every choice
+of cuts and recomputation, and stay valid when the prices themselves are lower bounds.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def _peak(chain: Chain, setting: Setting) -> int:
     pp = setting.mesh.pp
     states = _states_of(chain, setting)
     kept = chain.ints(lambda b: min(b.saved_bytes, b.input_bytes))
-    extra = chain.ints(
-        lambda b: b.transient_bytes + memory.bucket_bytes(b, setting)
-    ) + chain.ints(lambda b: memory.gathered_bytes(b, setting))
+    extra = chain.ints(lambda b: b.transient_bytes + memory.bucket_bytes(b, setting)) + chain.ints(
+        lambda b: memory.gathered_bytes(b, setting)
+    )
     fewest = setting.in_flight(pp - 1)
     alone = states + fewest * kept + extra
     held_by_all = _states_of(chain, setting, tied=True)
@@ -66,7 +66,9 @@ def _peak(chain: Chain, setting: Setting) -> int:
 def _states_of(chain: Chain, setting: Setting, *, tied: bool = False) -> Ints:
     """Parameters, gradients and optimizer state of every block, or of its tied parameters alone."""
     return chain.ints(
-        lambda b: memory.parameter_bytes(b.tied_parameters if tied else b.parameters, setting)
-        + memory.gradient_bytes(b.tied_parameters if tied else b.trainable, setting)
-        + memory.optimizer_bytes(b.tied_parameters if tied else b.trainable, setting)
+        lambda b: (
+            memory.parameter_bytes(b.tied_parameters if tied else b.parameters, setting)
+            + memory.gradient_bytes(b.tied_parameters if tied else b.trainable, setting)
+            + memory.optimizer_bytes(b.tied_parameters if tied else b.trainable, setting)
+        )
     )

@@ -1,13 +1,15 @@
 """Prices of every interval of blocks as one stage: tables that the cut search reads.
 
-Tables have shape [n, n + 1]: entry [a, b] is the stage that holds blocks a .. b-1. Only what depends on
-the stage's position, the number of micro-batches in flight, is left out; `Columns.in_flight` has it.
+Tables have shape [n, n + 1]: entry [a, b] is the stage that holds blocks a .. b-1. Only what
+depends on the stage's position, the number of micro-batches in flight, is left out;
+`Columns.in_flight` has it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,7 @@ from autopar.cost.step import BlockTimes, block_times, tied_seconds
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Number = TypeVar("Number", np.float64, np.int64)
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,8 @@ class Columns:
     """All that the stage search needs to know.
 
     Per interval: `seconds` of one micro-batch without recomputation, `end` seconds once per step,
-    `fixed` bytes, `flight` bytes per micro-batch in flight without recomputation, `scratch` bytes of
-    the optimizer step (all that is alive in it). Per block: what recomputation adds in seconds
+    `fixed` bytes, `flight` bytes per micro-batch in flight without recomputation, `scratch` bytes
+    of the optimizer step (all that is alive in it). Per block: what recomputation adds in seconds
     (`extra`), what it frees per micro-batch in flight (`gain`), what it rebuilds (`saved`).
     """
 
@@ -51,7 +54,7 @@ class Columns:
         return len(self.in_flight)
 
 
-def interval_sum(values: NDArray[np.generic]) -> NDArray[np.generic]:
+def interval_sum(values: NDArray[Number]) -> NDArray[Number]:
     """[a, b] -> values[a] + ... + values[b - 1]."""
     total = np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])
     return np.asarray(total[None, :] - total[:-1, None])
@@ -132,9 +135,7 @@ def build(blocks: Chain | Sequence[BlockCost], setting: Setting) -> Columns:
     )
 
 
-def _with_tied_sync(
-    end: Floats, chain: Chain, setting: Setting
-) -> Floats:
+def _with_tied_sync(end: Floats, chain: Chain, setting: Setting) -> Floats:
     """Add the sum over stages of tied gradients where an interval holds some, not all, of them."""
     seconds = tied_seconds(chain.blocks, setting)
     if seconds == 0.0:
@@ -146,7 +147,7 @@ def _with_tied_sync(
 
 
 def _memory(chain: Chain, setting: Setting) -> tuple[Ints, Ints, Ints]:
-    """`fixed`, `flight` and `scratch` of all intervals; the model is that of `autopar.cost.memory`."""
+    """`fixed`, `flight` and `scratch` of all intervals, by the model of `autopar.cost.memory`."""
     per_block = chain.ints
     tied = per_block(lambda b: b.tied_parameters)
 

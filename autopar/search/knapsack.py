@@ -1,8 +1,8 @@
 """Which blocks of a stage to recompute: the cheapest set that frees enough memory, exactly.
 
-Choose R to minimise the sum of `extra` with  k * sum of gain(R) - max of saved(R) >= need:  recomputing
-a block frees `gain` bytes per micro-batch in flight (k of them), and rebuilding one needs the largest
-`saved` among R. Blocks with equal numbers are one item with a count.
+Choose R to minimise the sum of `extra` with  k * sum of gain(R) - max of saved(R) >= need:
+recomputing a block frees `gain` bytes per micro-batch in flight (k of them), and rebuilding one
+needs the largest `saved` among R. Blocks with equal numbers are one item with a count.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def cheapest(items: Items, counts: Sequence[int], need: int, k: int) -> tuple[fl
 def _cover(
     items: Items, allowed: list[tuple[int, int]], need: int, k: int, cutoff: float
 ) -> tuple[float, dict[int, int]] | None:
-    """Covering knapsack over (item, count), best ratio first: labels with dominance and LP bound."""
+    """Covering knapsack over (item, count), best ratio first: dominance and LP bound."""
     single = [d for d, count in allowed for _ in range(count)]
     gains = np.array([k * int(items.gain[d]) for d in single], np.int64)
     costs = np.array([items.extra[d] for d in single], np.float64)
@@ -118,8 +118,9 @@ def _cover(
         left = need - both_gain[keep]
         # The rest at best: items step + 1 .. in order of ratio, the last one in part.
         reach = np.interp(left + gain_before[step + 1], gain_before, cost_before)
-        rest = np.where(left + gain_before[step + 1] > gain_before[-1], np.inf,
-                        reach - cost_before[step + 1])
+        rest = np.where(
+            left + gain_before[step + 1] > gain_before[-1], np.inf, reach - cost_before[step + 1]
+        )
         keep = keep[both_cost[keep] + rest < best * (1 - 1e-15)]
         history.append((parent[keep], took[keep]))
         labels_gain, labels_cost = both_gain[keep], both_cost[keep]

@@ -20,8 +20,8 @@ RECOMPUTE = ("none", "full")
 class Pins:
     """Decisions that are not searched; None is free.
 
-    `microbatch`: size on one data-parallel rank; `microbatches`: how many per step; `cuts`: the first
-    block of every stage but the first (or of every stage).
+    `microbatch`: size on one data-parallel rank; `microbatches`: how many per step; `cuts`: the
+    first block of every stage but the first (or of every stage).
     """
 
     tp: int | None = None
@@ -51,7 +51,9 @@ class Pins:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Inputs of a search. `memory_limit`: bytes that the five memory terms of a rank may take in all;
+    """Inputs of a search.
+
+    `memory_limit`: bytes that the five memory terms of a rank may take in all;
     None takes the device's memory less its context and a fragmentation `margin`.
     `time_limit`: seconds after which the best plan so far is returned with its gap.
     `alternatives`: how many other mesh shapes to report.
@@ -106,7 +108,8 @@ def parse_pins(text: str) -> Pins:
             raise UsageError(f"pin {part!r} has no value", next_step=f"write {name}=VALUE")
         if name in values:
             raise UsageError(
-                f"{name} is pinned twice, to {values[name]} and {value}", next_step="keep one of them"
+                f"{name} is pinned twice, to {values[name]} and {value}",
+                next_step="keep one of them",
             )
         values[name] = _value(name, value)
     return Pins(**values)  # type: ignore[arg-type]
@@ -161,7 +164,7 @@ def stage_starts(pins: Pins, names: Sequence[str]) -> tuple[int, ...] | None:
 def check_pins(
     pins: Pins, cluster: Cluster, global_batch: int, names: Sequence[str], tp_degrees: Sequence[int]
 ) -> None:
-    """Raise `UsageError` for pins that contradict each other, the cluster, the model or the batch."""
+    """Raise `UsageError` for pins that contradict each other, the cluster, model or batch."""
     if pins.tp is not None and pins.tp not in tp_degrees:
         raise UsageError(
             f"tp={pins.tp} is not legal for this model on {cluster.size} ranks: it must divide the"
@@ -210,6 +213,7 @@ def _check_batch(pins: Pins, global_batch: int) -> None:
     text = " x ".join(f"{name} {value}" for name, value in pinned.items())
     if global_batch % product or (len(pinned) == 3 and product != global_batch):
         raise UsageError(
-            f"global batch {global_batch} is not {text}" + (" = " + str(product)) * (len(pinned) > 1),
+            f"global batch {global_batch} is not {text}"
+            + (" = " + str(product)) * (len(pinned) > 1),
             next_step="global batch = dp x microbatch x microbatches: free or change one of them",
         )

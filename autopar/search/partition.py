@@ -1,10 +1,10 @@
 """Where to cut a chain into stages: min  sum_i T_i + (m - 1) max_i T_i + max_i E_i, exactly.
 
-With caps on the slowest stage (T_i <= tau) and the longest end (E_i <= epsilon) the smallest sum is a
-shortest path over the blocks, one dynamic program. A box of caps [tau_lo, tau_hi] x [eps_lo, eps_hi] can
-give no less than smallest_sum(tau_hi, eps_hi) + (m - 1) tau_lo + eps_lo. Boxes are taken in the order of
-this bound and split until the bound meets the best solution found. A relative gap of `GAP` counts as
-closed; it is far below the rounding of the prices.
+With caps on the slowest stage (T_i <= tau) and the longest end (E_i <= epsilon) the smallest sum is
+a shortest path over the blocks, one dynamic program. A box of caps [tau_lo, tau_hi] x [eps_lo,
+eps_hi] can give no less than smallest_sum(tau_hi, eps_hi) + (m - 1) tau_lo + eps_lo. Boxes are
+taken in the order of this bound and split until the bound meets the best solution found. A relative
+gap of `GAP` counts as closed; it is far below the rounding of the prices.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ GAP = 1e-12
 
 @dataclass(frozen=True)
 class Table:
-    """`seconds[i]` and `end[i]`: price of a stage i that holds blocks a .. b-1, at [a - i, b - i - 1].
+    """`seconds[i]` and `end[i]`: price of stage i holding blocks a .. b-1, at [a - i, b - i - 1].
 
-    With n blocks and p stages a runs from i to n - p + i: a square of side n - p + 1; `inf` where the
-    interval is empty or does not fit.
+    With n blocks and p stages a runs from i to n - p + i: a square of side n - p + 1; `inf` where
+    the interval is empty or does not fit.
     """
 
     seconds: Floats
@@ -56,7 +56,7 @@ def forward_sums(cost: Floats) -> Floats:
     sums = np.full((stages + 1, side), np.inf)
     sums[0, 0] = 0.0
     for i in range(stages):
-        # Stage i holding a..b-1 sits at [a - i, b - i - 1]; stage i + 1 then starts at offset b - i - 1.
+        # A stage i at [x, y] ends before block y + i + 1: stage i + 1 starts there, at offset y.
         sums[i + 1] = (sums[i][:, None] + cost[i]).min(axis=0)
     return sums
 
@@ -137,9 +137,7 @@ def _split(weight: int, box: Box, tau: float, eps: float, best: float) -> list[B
     return left
 
 
-def _smallest_sum(
-    table: Table, tau: float, eps: float
-) -> tuple[float, tuple[int, ...]] | None:
+def _smallest_sum(table: Table, tau: float, eps: float) -> tuple[float, tuple[int, ...]] | None:
     """The smallest sum with no stage above `tau` and no end above `eps`, and its cuts."""
     cost = table.seconds
     if np.isfinite(tau) or np.isfinite(eps):

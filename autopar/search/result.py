@@ -16,13 +16,17 @@ from autopar.search.stages import StageSolution
 
 @dataclass(frozen=True)
 class Choice:
-    """All decisions of one candidate; names the same things as `Plan`."""
+    """All decisions of one candidate; names the same things as `Plan`.
+
+    `why`: what makes it slower than the plan, filled in when they are compared.
+    """
 
     setting: Setting
     chain: ChainCost
     stages: tuple[StagePlan, ...]
     step_seconds: float
     peaks: tuple[int, ...]
+    why: str = ""
 
     @staticmethod
     def of(setting: Setting, chain: ChainCost, found: StageSolution) -> Choice:
@@ -89,6 +93,7 @@ class Choice:
             "boundary": self.boundary,
             "step_seconds": self.step_seconds,
             "peak_bytes": max(self.peaks),
+            "why": self.why,
         }
 
 
@@ -96,7 +101,8 @@ class Choice:
 class RecipeScore:
     """A plain configuration that practitioners start from, priced by the same evaluator.
 
-    `choice` is None when the recipe has no legal form here; `reason` says why, or why it does not fit.
+    `choice` is None when the recipe has no legal form here; `reason` says why, or why it does not
+    fit.
     """
 
     name: str
@@ -105,8 +111,8 @@ class RecipeScore:
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        found = self.choice.to_dict() if self.choice else {}
-        return {"name": self.name, "fits": self.fits, "reason": self.reason, **found}
+        found = self.choice.to_dict() if self.choice else {"why": self.reason}
+        return {"name": self.name, "fits": self.fits, **found}
 
 
 @dataclass(frozen=True)
@@ -188,7 +194,7 @@ class SearchResult:
     def search_dict(self) -> dict[str, Any]:
         """The `search` part of the JSON report; the caller adds its own seconds."""
         return {
-            "seconds": {"search": self.seconds, "prices": self.provider_seconds},
+            "seconds": {"search": self.seconds},
             "shapes": self.shapes,
             "pruned": self.pruned,
             "configurations": dict(self.configurations),

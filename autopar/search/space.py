@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
+from autopar.block_cost import CostProvider
 from autopar.cluster import Cluster
 from autopar.cost.setting import Setting
 from autopar.mesh import Mesh
@@ -20,19 +21,20 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // i for i in small)})
 
 
-def microbatch_sizes(samples: int) -> list[int]:
-    """Sizes that divide the `samples` of one data-parallel rank: all if few, else powers of two."""
-    every = divisors(samples)
+def microbatch_sizes(samples: int, allowed: Container[int]) -> list[int]:
+    """Allowed sizes that divide the `samples` of one dp rank: all if few, else powers of two."""
+    every = [d for d in divisors(samples) if d in allowed]
     return every if len(every) <= FEW else [d for d in every if d & (d - 1) == 0]
 
 
 def settings(
-    cluster: Cluster, options: SearchOptions, names: Sequence[str], tp_degrees: Sequence[int]
+    provider: CostProvider, cluster: Cluster, options: SearchOptions, tp_degrees: Sequence[int]
 ) -> tuple[list[Setting], list[str]]:
     """All configurations that the pins leave, and notes on what was left out and why."""
     found: list[Setting] = []
     left_out: Counter[str] = Counter()
-    pins = options.pins
+    pins, names = options.pins, provider.block_names
+    allowed = set(provider.microbatch_sizes(options.global_batch))
     starts = stage_starts(pins, names)
     stages = pins.pp if starts is None else len(starts)
     for tp in tp_degrees:
@@ -48,13 +50,17 @@ def settings(
             elif options.global_batch % dp:
                 left_out[f"global batch {options.global_batch} does not divide over dp"] += 1
             else:
-                found += _of_mesh(mesh, cluster, options, left_out)
+                found += _of_mesh(mesh, cluster, options, allowed, left_out)
     notes = [f"left out {count} x: {reason}" for reason, count in sorted(left_out.items())]
     return found, notes
 
 
 def _of_mesh(
-    mesh: Mesh, cluster: Cluster, options: SearchOptions, left_out: Counter[str]
+    mesh: Mesh,
+    cluster: Cluster,
+    options: SearchOptions,
+    allowed: Container[int],
+    left_out: Counter[str],
 ) -> list[Setting]:
     """Micro-batches, schedule and ZeRO levels of one mesh."""
     pins, samples = options.pins, options.global_batch // mesh.dp
@@ -64,13 +70,18 @@ def _of_mesh(
         exact = samples % pins.microbatches == 0
         sizes = [samples // pins.microbatches] if exact else []
     else:
-        sizes = microbatch_sizes(samples)
-        if len(sizes) < len(divisors(samples)):
+        sizes = microbatch_sizes(samples, allowed)
+        if not sizes:
+            left_out["no micro-batch size of the captured model divides the batch"] += 1
+        elif len(sizes) < sum(d in allowed for d in divisors(samples)):
             left_out["micro-batch sizes that are not powers of two (many divisors)"] += 1
     found = []
     for size in sizes:
         count = samples // size
         if pins.microbatches not in (None, count):
+            continue
+        if size not in allowed:
+            left_out["the model was captured with another, fixed batch size"] += 1
             continue
         schedule = _schedule(mesh, count, pins.schedule, left_out)
         if schedule is None:
@@ -90,7 +101,7 @@ def _schedule(
     """1F1B where it is legal: GPipe takes the same time and never less memory."""
     if microbatches >= mesh.pp:
         return pinned or "1f1b"
-    # torch.distributed.pipelining.Schedule1F1B raises ValueError on fewer micro-batches than stages.
+    # torch.distributed.pipelining.Schedule1F1B raises on fewer micro-batches than stages.
     if pinned == "1f1b":
         left_out["1f1b needs at least as many micro-batches as stages (torch Schedule1F1B)"] += 1
         return None

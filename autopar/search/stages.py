@@ -1,9 +1,10 @@
 """Cuts and recomputation together: the exact inner search for one mesh, schedule and ZeRO level.
 
-Every interval of blocks as stage i is a column: its cheapest recomputation that fits is a small knapsack
-(`knapsack`), and the best columns side by side are a path (`partition`). Knapsacks are priced lazily: all
-columns start at the linear relaxation, only those that can still be part of a best path are solved
-exactly, and the path is searched again until it is made of exact columns alone.
+Every interval of blocks as stage i is a column: its cheapest recomputation that fits is a small
+knapsack (`knapsack`), and the best columns side by side are a path (`partition`). Knapsacks are
+priced lazily: all columns start at the linear relaxation, only those that can still be part of a
+best path are solved exactly, and the path is searched again until it is made of exact columns
+alone.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def solve(
 ) -> StageSolution | None:
     """The best cuts and recomputed blocks whose stages all fit in `limit` bytes.
 
-    `recompute`: `auto`, or `none` / `full` for all blocks; `starts`: the first block of every stage,
-    when given. None when nothing fits, or nothing is below `cutoff` seconds.
+    `recompute`: `auto`, or `none` / `full` for all blocks; `starts`: the first block of every
+    stage, when given. None when nothing fits, or nothing is below `cutoff` seconds.
     """
     if columns.stages > columns.blocks:
         return None
@@ -78,9 +79,7 @@ class _Search:
         self.columns = columns
         self.side = columns.blocks - columns.stages + 1
         self.full = recompute == "full"
-        self.items, self.which = knapsack.distinct_items(
-            columns.extra, columns.gain, columns.saved
-        )
+        self.items, self.which = knapsack.distinct_items(columns.extra, columns.gain, columns.saved)
         if recompute != "auto":
             self.items, self.which = _no_items(columns.blocks)
         one_hot = self.which[:, None] == np.arange(len(self.items))[None, :]
@@ -92,7 +91,7 @@ class _Search:
             seconds = seconds + interval_sum(columns.extra)
             flight = flight - interval_sum(columns.gain)
             rebuilt = interval_max(columns.saved)
-        fits = _legal_intervals(columns, limit, starts)
+        fits = legal_intervals(columns, limit, starts)
         base = columns.fixed if rebuilt is None else columns.fixed + rebuilt
         # Bytes that recomputation has to free, per stage; the limit is compared in whole bytes.
         self.need = np.stack(
@@ -121,7 +120,7 @@ class _Search:
         return stage, row + stage, column + stage + 1
 
     def _relax(self, table: Floats) -> None:
-        """Add the linear relaxation of every column's knapsack; `inf` where even all is too little."""
+        """Add the linear relaxation of every knapsack; `inf` where even all is too little."""
         cells = np.array(np.nonzero(~self.exact & np.isfinite(table)))
         if not cells.size:
             return
@@ -241,7 +240,7 @@ def _no_items(blocks: int) -> tuple[knapsack.Items, Ints]:
     return knapsack.Items(np.zeros(0), none, none), np.full(blocks, -1, np.int64)
 
 
-def _legal_intervals(
+def legal_intervals(
     columns: Columns, limit: float, starts: Sequence[int] | None
 ) -> NDArray[np.bool_]:
     """Not empty, optimizer step fits, and between two consecutive given cuts if there are any."""

@@ -7,7 +7,7 @@ from functools import partial
 from autopar.mesh import Mesh
 from autopar.plan import Plan, StagePlan
 from autopar.report.block_picture import BlockPicture, EdgePicture, OpPicture
-from autopar.report.timeline import TimelineEvent
+from autopar.report.timeline import TimelineEvent, simulated, split_recompute
 
 GIB = 1024**3
 
@@ -252,31 +252,5 @@ def predictions(
 
 
 def timeline(plan: Plan) -> list[TimelineEvent]:
-    """1F1B: each stage does its list in order, each piece once its input is there."""
-    times, p, m = plan.predicted["stage_seconds"], len(plan.stages), plan.microbatches
-    todo = []
-    for stage in range(p):
-        warm = min(p - stage, m)
-        order = [("forward", i) for i in range(warm)]
-        for i in range(m):
-            order.append(("backward", i))
-            if warm + i < m:
-                order.append(("forward", warm + i))
-        todo.append(order)
-    ends: dict[tuple[str, int, int], float] = {}
-    free, events = [0.0] * p, []
-    while any(todo):
-        for stage in range(p):
-            while todo[stage]:
-                kind, i = todo[stage][0]
-                before = stage - 1 if kind == "forward" else stage + 1
-                needs = [(kind, before, i)] if 0 <= before < p else []
-                if kind == "backward":
-                    needs.append(("forward", stage, i))
-                if any(n not in ends for n in needs):
-                    break
-                start = max([free[stage], *(ends[n] for n in needs)])
-                free[stage] = ends[kind, stage, i] = start + times[stage][kind]
-                events.append(TimelineEvent(stage, kind, i, start, free[stage]))
-                todo[stage].pop(0)
-    return events
+    again = [stage["recompute"] for stage in plan.predicted["stage_seconds"]]
+    return split_recompute(simulated(plan), again)

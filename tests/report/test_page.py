@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,11 @@ def test_page_holds_the_data_of_every_picture(page: str, plan: Plan) -> None:
     kinds = {event[1] for event in data["timeline"]["events"]}
     assert kinds == {"forward", "recompute", "backward"}
     assert [block["name"] for block in data["blocks"]] == ["embed", "model.layers.0", "head"]
+
+
+def test_timeline_is_simulated_when_none_is_given(page: str, plan: Plan) -> None:
+    again = embedded(render(plan, [], None))["timeline"]
+    assert again == embedded(page)["timeline"]
 
 
 def test_page_tells_the_plan_without_scripts(page: str) -> None:
@@ -142,3 +149,12 @@ def test_chromium_takes_a_screenshot(plan: Plan, page: str, tmp_path: Path) -> N
     open_page(path, tmp_path, f"--screenshot={shot}")
     assert shot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert shot.stat().st_size > 50_000  # a blank page of this size has a tenth of it
+
+
+def test_vendored_libraries_are_the_ones_that_are_named() -> None:
+    folder = Path(str(files("autopar"))) / "data" / "report"
+    told = dict(re.findall(r"^ +([0-9a-f]{64})  (\S+)$", (folder / "README.md").read_text(), re.M))
+    assert list(told.values()) == ["echarts.min.js", "dagre.min.js"]
+    for digest, name in told.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+        assert (folder / name.replace(".min.js", ".LICENSE")).is_file()

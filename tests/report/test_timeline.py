@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from autopar.report.timeline import TimelineEvent, split_recompute, window
+from autopar.report.timeline import TimelineEvent, simulated, split_recompute, window
 from tests.report import sample
 
 
@@ -19,6 +21,14 @@ def test_recomputation_is_cut_off_the_front_of_the_backward() -> None:
     assert split_recompute([forward, backward], []) == [forward, backward]
 
 
+def test_a_plan_is_simulated_from_its_predictions() -> None:
+    plan = sample.make_plan()
+    events = simulated(plan)
+    assert len(events) == 2 * 4 * 32 and {e.kind for e in events} == {"F", "B"}
+    assert {e.kind for e in split_recompute(events, [])} == {"forward", "backward"}
+    assert not simulated(replace(plan, predicted={}))
+
+
 def test_own_recompute_events_stay() -> None:
     events = [TimelineEvent(0, "recompute", 0, 0.0, 1.0), TimelineEvent(0, "backward", 0, 1.0, 4.0)]
     assert split_recompute(events, [1.0]) == events
@@ -27,7 +37,7 @@ def test_own_recompute_events_stay() -> None:
 def test_all_of_a_short_step_is_shown() -> None:
     plan = sample.make_plan()
     shown = window(sample.timeline(plan), plan.microbatches)
-    assert len(shown.events) == 2 * 4 * 32 and not shown.note
+    assert len(shown.events) == 3 * 4 * 32 and not shown.note
     assert not window([], 500).events
 
 

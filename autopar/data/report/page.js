@@ -10,11 +10,11 @@
   const charts = [];
 
   const digits = (value) => String(Number(value.toPrecision(3)));
-  function bytes(value) {
+  function bytes(value, places) {
     const units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let at = 0;
     while (Math.abs(value) >= 1024 && at < units.length - 1) { value /= 1024; at += 1; }
-    return digits(value) + " " + units[at];
+    return (places && at ? value.toFixed(places) : digits(value)) + " " + units[at];
   }
   function seconds(value) {
     for (const [unit, scale] of [["s", 1], ["ms", 1e-3], ["us", 1e-6]])
@@ -64,7 +64,7 @@
       type: "bar", stack: "m", name: term, barMaxWidth: 22, data: stages.map((s) => term ? s[term] : 0),
       itemStyle: { color: term ? color(MEMORY[term]) : "transparent" },
       label: term ? undefined : { show: true, position: "right", color: color("ink"), fontSize: 12, distance: 6,
-        formatter: (p) => bytes(stages[p.dataIndex].total) },
+        formatter: (p) => bytes(stages[p.dataIndex].total, 1) },
     }));
     if (limit) series[0].markLine = {
       symbol: "none", silent: true, data: [{ xAxis: limit }], lineStyle: { color: color("limit"), type: "solid", width: 1.5 },
@@ -73,7 +73,7 @@
     chart("memory", 64 + Math.max(2, stages.length) * row, "svg", {
       legend: { data: terms, left: 0, top: 0, icon: "roundRect", itemWidth: 11, itemHeight: 11, itemGap: 16, textStyle: axisText(), selectedMode: false },
       grid: { left: 58, right: 76, top: 44, bottom: 22 },
-      xAxis: { type: "value", max: most, interval: step(most, 1024), axisLabel: { ...axisText(), formatter: bytes, showMaxLabel: false },
+      xAxis: { type: "value", max: most, interval: step(most, 1024), axisLabel: { ...axisText(), formatter: (v) => bytes(v), showMaxLabel: false },
         splitLine: { lineStyle: { color: color("faint") } } },
       yAxis: { type: "category", inverse: true, data: stages.map((_, i) => "stage " + i), axisTick: { show: false },
         axisLine: { lineStyle: { color: color("line") } }, axisLabel: axisText() },
@@ -110,7 +110,7 @@
       dataZoom: [{ type: "inside", filterMode: "weakFilter" }, { type: "slider", filterMode: "weakFilter", height: 18, bottom: 10,
         labelFormatter: seconds, textStyle: axisText(), borderColor: color("line"), brushSelect: false }],
       tooltip: { ...tooltip(), formatter: (p) => { const e = events[p.dataIndex];
-        return "stage " + e[0] + ", micro-batch " + (e[2] + 1) + "<br><b>" + escape(e[1]) + "  " + seconds(e[4] - e[3]) +
+        return "stage " + e[0] + ", micro-batch " + e[2] + "<br><b>" + escape(e[1]) + "  " + seconds(e[4] - e[3]) +
           "</b><br>from " + seconds(e[3]) + " to " + seconds(e[4]); } },
       series: [{ type: "custom", encode: { x: [2, 3], y: 0 }, data: events.map((e) => [e[0], e[2], e[3], e[4]]), clip: true,
         renderItem: (params, api) => {
@@ -123,7 +123,7 @@
             { x: area.x, y: area.y, width: area.width, height: area.height });
           if (!box) return null;
           const gap = box.width > 5 ? 0.5 : 0;
-          const label = String(e[2] + 1);
+          const label = String(e[2]);
           return { type: "rect", shape: { ...box, width: box.width - gap }, style: { fill: color(KIND[e[1]] || "grey") },
             textContent: box.width > 5 + 7 * label.length && e[1] !== "recompute"
               ? { style: { text: label, fill: "#fff", fontSize: 11 } } : undefined,

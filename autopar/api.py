@@ -1,0 +1,338 @@
+"""`plan` and `compile`: the whole road on one page.
+
+    model ── capture ──> Program ── front passes ──> prices ── search ──> Plan
+          ── back passes ──> one program per stage ── runtime ──> step(batch)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from autopar.cluster import Cluster
+from autopar.errors import PlanError, UsageError
+from autopar.mesh import Mesh
+from autopar.outcome import Outcome, build_plan
+from autopar.parts import Parts
+from autopar.plan import Plan
+from autopar.planning import ModelCosts, prepare
+from autopar.program import Program
+from autopar.units import parse_bytes
+from autopar.passes.capture import Inputs, capture
+from autopar.passes.pass_manager import run_passes
+from autopar.passes.pipeline import back_pipeline
+from autopar.passes.rewrite.place_on_device import place_on_device
+from autopar.passes.verify import verify
+from autopar.search.best_first import Progress
+from autopar.search.enumerate import search
+from autopar.search.infeasible import explain_infeasible, infeasible_error
+from autopar.search.options import Pins, SearchOptions, parse_pins
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from autopar.runtime.program import DistributedProgram
+    from autopar.runtime.ranks import Ranks
+
+COMPUTE = {"fp32": torch.float32, "bf16-mixed": torch.bfloat16, "bf16": torch.bfloat16}
+
+
+def plan(
+    model: nn.Module,
+    cluster: Cluster | str,
+    *,
+    example_inputs: Inputs,
+    global_batch_size: int,
+    memory_limit: int | str | None = None,
+    pins: str | Pins = "",
+    precision: str | None = None,
+    optimizer: str = "adamw",
+    sequence: int | None = None,
+    time_limit: float | None = None,
+) -> Plan:
+    """The proven best plan for a model on a cluster. Needs no process group and no GPU.
+
+    `example_inputs`: keyword tensors (mapping) or positional ones (sequence), dim 0 the batch.
+    `global_batch_size`: samples of one optimizer step over all ranks. `memory_limit`: bytes per
+    rank for the five memory terms (or a text such as "70GiB"). `pins`: decisions to keep, as
+    "tp=8,zero=1". `precision`: fp32, bf16-mixed or bf16 (default: that of the parameters).
+    `sequence`: plan for another length of dim 1 than the example's.
+    Raises `InfeasibleError` when nothing fits, `CaptureError` or `UsageError` for bad input.
+    """
+    outcome = search_plan(
+        model, cluster, example_inputs=example_inputs, global_batch_size=global_batch_size,
+        memory_limit=memory_limit, pins=pins, precision=precision, optimizer=optimizer,
+        sequence=sequence, time_limit=time_limit,
+    )
+    if outcome.plan is None:
+        raise infeasible_error(outcome.result)
+    return outcome.plan
+
+
+def search_plan(
+    model: nn.Module,
+    cluster: Cluster | str,
+    *,
+    example_inputs: Inputs,
+    global_batch_size: int,
+    memory_limit: int | str | None = None,
+    pins: str | Pins = "",
+    precision: str | None = None,
+    optimizer: str = "adamw",
+    sequence: int | None = None,
+    time_limit: float | None = None,
+    name: str = "",
+    progress: Callable[[Progress], None] | None = None,
+) -> Outcome:
+    """`plan` with everything the search knows; an impossible request is an outcome, not an error."""
+    cluster = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    precision = precision or default_precision(model)
+    options = SearchOptions(
+        global_batch=global_batch_size,
+        precision=precision,
+        optimizer=optimizer,
+        memory_limit=parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit,
+        pins=parse_pins(pins) if isinstance(pins, str) else pins,
+        time_limit=time_limit,
+    )
+    start = time.perf_counter()
+    program = capture(model, example_inputs, name=name, dtype=COMPUTE[precision])
+    captured = time.perf_counter()
+    sizes = planned_sizes(program, sequence)
+    program = prepare(program, sizes)
+    costs = ModelCosts(program, cluster, sizes, boundary=options.pins.boundary)
+    analysed = time.perf_counter()
+    result = search(costs, cluster, options, progress)
+    seconds = {
+        "capture": captured - start,
+        "analyse": analysed - captured + result.provider_seconds,
+        "search": result.seconds,
+    }
+    if result.choice is None:
+        return Outcome(None, explain_infeasible(result, costs, cluster, options), program, seconds)
+    whole = costs.chains(1, result.choice.microbatch)[0]
+    flops = sum(b.flops for b in whole.blocks) / result.choice.microbatch
+    found = build_plan(
+        program, cluster, result, sizes, global_batch_size, costs.blocks.kinds, flops, seconds, costs.all_notes()
+    )
+    return Outcome(found, result, program, seconds)
+
+
+def compile(  # noqa: A001 - the name users look for
+    model: nn.Module,
+    mesh: Cluster | DeviceMesh | str | None = None,
+    *,
+    example_inputs: Inputs,
+    global_batch_size: int,
+    plan: Plan | str | Path | None = None,
+    memory_limit: int | str | None = None,
+    pins: str | Pins = "",
+    precision: str | None = None,
+    optimizer: str = "adamw",
+    timeout_seconds: float = 300.0,
+    seed: int = 0,
+) -> DistributedProgram:
+    """The distributed program of this rank; the same call on every rank, under torchrun.
+
+    `mesh`: a `Cluster`, a `DeviceMesh` (its named dims pp, dp, tp pin those degrees), or None to read the
+    ranks from torchrun. `plan`: a plan or plan file; without one, rank 0 searches and all ranks get its plan.
+    `timeout_seconds` bounds every wait for another rank. `seed`: of the weights of a model on the meta device.
+    The model is not changed; only this rank's shards of it are materialised.
+    """
+    from autopar.runtime.program import DistributedProgram
+    from autopar.runtime.ranks import Ranks, agree, together
+
+    # Before there is a plan all ranks are alike: a mesh with one axis is enough to talk.
+    world = Ranks.create(Mesh(dp=world_size()), timeout_seconds=timeout_seconds)
+
+    def decide() -> Plan:
+        if plan is not None:
+            return plan if isinstance(plan, Plan) else Plan.load(plan)
+        cluster, pinned = world_cluster(mesh, world.mesh.size, world.device.type, pins)
+        return globals()["plan"](
+            model, cluster, example_inputs=example_inputs, global_batch_size=global_batch_size,
+            memory_limit=memory_limit, pins=pinned, precision=precision, optimizer=optimizer,
+        )
+
+    decided = decide_on_first_rank(world, decide)
+    ranks = Ranks.create(decided.mesh, timeout_seconds=timeout_seconds)
+    error: Exception | None = None
+    try:
+        program = capture(model, example_inputs, name=decided.model, dtype=COMPUTE[decided.precision])
+        program = prepare(program, decided.sizes)
+        check_plan(decided, program, global_batch_size)
+        parts = rewrite_for(program, decided)
+    except Exception as found:
+        error = found
+    together(ranks, error)
+    agree(ranks, f"{program.fingerprint()} {decided.decisions()}")
+    stage = parts.stages[ranks.index("pp")]
+    place_on_device(stage, ranks.device, ranks.group("tp").group_name)
+    return DistributedProgram(lambda _: stage, decided, ranks, model, seed=seed)
+
+
+def world_size() -> int:
+    """Ranks that torchrun, or an initialised process group, says there are."""
+    import os
+
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def decide_on_first_rank(ranks: Ranks, decide: Callable[[], Plan]) -> Plan:
+    """The plan that rank 0 makes, on every rank; its error, on every rank, if it has none."""
+    import torch.distributed as dist
+
+    box: list[Any] = [None]
+    if ranks.rank == 0:
+        try:
+            box = [decide().to_dict()]
+        except Exception as error:
+            box = [error]
+    dist.broadcast_object_list(box, src=0, group=ranks.control)
+    if isinstance(box[0], Exception):
+        raise box[0]
+    return Plan.from_dict(box[0])
+
+
+def rewrite_for(program: Program, plan: Plan) -> Parts:
+    """The back half of the passes: a prepared program and a plan to one program per stage."""
+    import autopar.runtime.collectives  # noqa: F401 - registers the ops that the passes insert
+
+    parts, _ = run_passes(Parts(program, plan, dict(plan.sizes)), back_pipeline(), verify=verify)
+    return parts
+
+
+def check_plan(plan: Plan, program: Program, global_batch_size: int | None = None) -> None:
+    """Whether a plan, perhaps edited by hand, fits a program; raises `PlanError` naming what does not."""
+    if plan.fingerprint != program.fingerprint():
+        raise PlanError(
+            f"the plan was made for another model or another shape of it: {plan.model!r} with "
+            f"fingerprint {plan.fingerprint}, this one has {program.fingerprint()}",
+            next_step="make the plan again for this model, precision and inputs",
+        )
+    if global_batch_size is not None and global_batch_size != plan.global_batch:
+        raise PlanError(
+            f"global_batch_size is {global_batch_size}, the plan is for {plan.global_batch}",
+            next_step="pass the plan's global batch, or plan again",
+        )
+    product = plan.mesh.dp * plan.microbatch * plan.microbatches
+    if product != plan.global_batch:
+        raise PlanError(
+            f"dp {plan.mesh.dp} x microbatch {plan.microbatch} x microbatches {plan.microbatches} = "
+            f"{product}, but the global batch is {plan.global_batch}",
+            next_step="edit one of the four so that the product fits",
+        )
+    if plan.sizes.get("batch") != plan.microbatch:
+        raise PlanError(
+            f"sizes.batch is {plan.sizes.get('batch')}, the microbatch is {plan.microbatch}",
+            next_step="set both to the same number",
+        )
+    if "batch" not in program.symbols and plan.microbatch != program.sizes["batch"]:
+        raise PlanError(
+            f"the model was captured with a fixed batch of {program.sizes['batch']}, the plan has "
+            f"microbatches of {plan.microbatch}",
+            next_step="give example_inputs with the plan's microbatch size",
+        )
+    if len(plan.stages) != plan.mesh.pp:
+        raise PlanError(
+            f"mesh.pp is {plan.mesh.pp}, but there are {len(plan.stages)} stages",
+            next_step="give one entry of `stages` for each pipeline stage",
+        )
+    if plan.schedule == "1f1b" and plan.mesh.pp > 1 and plan.microbatches < plan.mesh.pp:
+        raise PlanError(
+            f"1f1b with {plan.microbatches} microbatches on {plan.mesh.pp} stages",
+            next_step="use at least as many microbatches as stages, or the gpipe schedule",
+        )
+
+
+def planned_sizes(program: Program, sequence: int | None) -> dict[str, int]:
+    """Sizes of the program's symbols: those of the example, with another sequence if asked for."""
+    sizes = dict(program.sizes)
+    if sequence is not None and sequence != sizes.get("sequence"):
+        if "sequence" not in program.symbols:
+            raise UsageError(
+                f"the model was captured with a fixed sequence of {sizes.get('sequence')}",
+                next_step=f"give example_inputs of sequence {sequence}",
+            )
+        sizes["sequence"] = sequence
+    return sizes
+
+
+def default_precision(model: nn.Module) -> str:
+    """fp32 or bf16, by the dtype of most parameters."""
+    counts: dict[torch.dtype, int] = {}
+    for parameter in model.parameters():
+        counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
+    most = max(counts, key=lambda k: counts[k], default=torch.float32)
+    if most not in (torch.float32, torch.bfloat16):
+        raise UsageError(
+            f"parameters are {most}", next_step="use float32 or bfloat16 parameters, or give precision="
+        )
+    return "bf16" if most is torch.bfloat16 else "fp32"
+
+
+def world_cluster(
+    mesh: Cluster | DeviceMesh | str | None, size: int, device_type: str, pins: str | Pins
+) -> tuple[Cluster, Pins]:
+    """The cluster that `compile` plans for, and the pins with a DeviceMesh's degrees added."""
+    from dataclasses import replace
+
+    pinned = parse_pins(pins) if isinstance(pins, str) else pins
+    if isinstance(mesh, str):
+        mesh = Cluster.parse(mesh)
+    if isinstance(mesh, Cluster):
+        if mesh.size != size:
+            raise PlanError(
+                f"the cluster {mesh.name} has {mesh.size} ranks, torchrun started {size}",
+                next_step=f"start {mesh.size} ranks, or give a cluster of {size}",
+            )
+        return mesh, pinned
+    if mesh is not None:
+        names = mesh.mesh_dim_names or ()
+        degrees: Mapping[str, int] = {n: mesh.size(i) for i, n in enumerate(names)}
+        unknown = sorted(set(degrees) - {"pp", "dp", "tp"})
+        if unknown or not names:
+            raise UsageError(
+                f"DeviceMesh dims are {names or 'unnamed'}",
+                next_step="name its dims pp, dp and tp (any of them): they pin those degrees",
+            )
+        pinned = replace(pinned, **{n: degrees.get(n, 1) for n in ("pp", "dp", "tp")})
+    return local_cluster(size, device_type), pinned
+
+
+def local_cluster(size: int, device_type: str) -> Cluster:
+    """A cluster description of the ranks that torchrun started."""
+    import os
+
+    if device_type != "cuda":
+        return Cluster.parse(f"cpu:{size}")
+    name = torch.cuda.get_device_name().lower()
+    known = ("h200", "h100", "b200", "a100")
+    device = next((k for k in known if k in name), None)
+    if device is None:
+        raise UsageError(
+            f"no built-in data for the device {name!r}",
+            next_step="pass mesh=Cluster.parse('cluster.toml') with its figures",
+        )
+    if device == "a100":
+        large = torch.cuda.get_device_properties(0).total_memory > 50 * 2**30
+        device = "a100-80" if large else "a100-40"
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    return Cluster.parse(f"{device}:{size // local}x{local}")
+
+
+def launch(function: Callable[..., Any], nproc: int, *args: Any, timeout_seconds: float = 600.0) -> list[Any]:
+    """Run `function(*args)` on `nproc` local ranks and return their results in rank order.
+
+    A rank that fails or dies ends all of them within seconds, as one error.
+    """
+    from autopar.runtime.launch import spawn
+
+    return spawn(function, nproc, args, timeout_seconds=timeout_seconds)

@@ -1,0 +1,166 @@
+"""The command line. Every command is thin: what it does is in `autopar.commands`, loaded when it is used."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autopar.errors import AutoparError
+
+app = typer.Typer(
+    name="autopar",
+    help="Plan, explain, verify and run parallel training of a PyTorch model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="zoo:NAME, hf:PATH (config.json or its folder), or file.py:function")
+]
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="a plan file")]
+PinOption = Annotated[
+    list[str] | None,
+    typer.Option("--pin", help="decisions to keep, e.g. tp=8,pp=4,zero=1,microbatch=1,recompute=full"),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON document")]
+MemoryOption = Annotated[
+    str | None, typer.Option("--memory-limit", help="per rank, for the five memory terms, e.g. 70GiB")
+]
+PrecisionOption = Annotated[
+    str | None, typer.Option(help="fp32, bf16-mixed or bf16 (default: bf16-mixed on GPUs, fp32 on CPUs)")
+]
+OptimizerOption = Annotated[str, typer.Option(help="adamw, sgd or sgd-momentum: how many states")]
+
+
+@app.command()
+def plan(
+    model: ModelArgument,
+    cluster: Annotated[str, typer.Option(help="DEVICE:NODESxGPUS, cpu:N, or a TOML file")],
+    global_batch: Annotated[int, typer.Option("--global-batch", help="samples per optimizer step")],
+    seq: Annotated[int | None, typer.Option("--seq", help="sequence length (default: the model's, at most 2048)")] = None,
+    memory_limit: MemoryOption = None,
+    pin: PinOption = None,
+    precision: PrecisionOption = None,
+    optimizer: OptimizerOption = "adamw",
+    time_limit: Annotated[float | None, typer.Option(help="seconds of search; the gap is then stated")] = None,
+    out: Annotated[Path | None, typer.Option(help="write the plan here")] = None,
+    report: Annotated[Path | None, typer.Option(help="write a self-contained HTML page here")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Find the fastest plan that fits, with its proof."""
+    from autopar.commands.plan import PlanRequest, plan_command
+
+    request = PlanRequest(
+        model, cluster, global_batch, seq, memory_limit, ",".join(pin or []), precision, optimizer, time_limit
+    )
+    raise typer.Exit(plan_command(request, out, report, as_json=json))
+
+
+@app.command()
+def show(path: PlanArgument, json: JsonOption = False) -> None:
+    """Print a plan: decisions, memory, time, placements, proof."""
+    from autopar.plan import Plan
+    from autopar.report.text import show as render
+
+    found = Plan.load(path)
+    if json:
+        typer.echo(json_module.dumps(found.to_dict(), indent=2))
+        return
+    from rich.console import Console
+
+    Console().print(render(found))
+
+
+@app.command()
+def explain(path: PlanArgument) -> None:
+    """Say what limits a plan and why it is not its neighbour."""
+    from autopar.plan import Plan
+    from autopar.report.text import explain as render
+
+    typer.echo(render(Plan.load(path)))
+
+
+@app.command()
+def compare(first: PlanArgument, second: PlanArgument) -> None:
+    """What differs between two plans: decisions, time, memory."""
+    from autopar.plan import Plan
+    from autopar.report.diff import diff
+
+    typer.echo(diff(Plan.load(first), Plan.load(second)))
+
+
+@app.command()
+def verify(
+    model: ModelArgument,
+    nproc: Annotated[int, typer.Option(help="local ranks (gloo)")] = 4,
+    plan: Annotated[Path | None, typer.Option(help="verify this plan")] = None,
+    pin: PinOption = None,
+    seq: Annotated[int | None, typer.Option("--seq")] = None,
+    global_batch: Annotated[int | None, typer.Option("--global-batch")] = None,
+    memory_limit: MemoryOption = None,
+    steps: Annotated[int, typer.Option(help="AdamW steps after the first comparison")] = 0,
+    timeout: Annotated[float, typer.Option(help="seconds for the whole run")] = 300.0,
+    json: JsonOption = False,
+) -> None:
+    """Run the program on local ranks and compare loss and every gradient with one device. Exit 0 only if equal."""
+    from autopar.commands.verify import VerifyRequest, verify_command
+
+    request = VerifyRequest(
+        model, nproc, plan, ",".join(pin or []), seq, global_batch, memory_limit, steps, timeout
+    )
+    raise typer.Exit(verify_command(request, as_json=json))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="a script that calls autopar.compile")],
+    nproc: Annotated[int, typer.Option(help="local ranks")] = 1,
+) -> None:
+    """Run a script on local ranks (a thin front of torchrun)."""
+    from autopar.commands.run import run_command
+
+    raise typer.Exit(run_command(script, nproc, context.args))
+
+
+@app.command()
+def passes(
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="print graphs of this model")] = None,
+    dump_after: Annotated[list[str] | None, typer.Option(help="print the graph after this pass")] = None,
+    plan: Annotated[Path | None, typer.Option(help="rewrite for this plan")] = None,
+    cluster: Annotated[str, typer.Option()] = "cpu:1",
+    global_batch: Annotated[int | None, typer.Option("--global-batch")] = None,
+    pin: PinOption = None,
+    seq: Annotated[int | None, typer.Option("--seq")] = None,
+) -> None:
+    """List the passes in order; with a MODEL, print the graph after some of them."""
+    from autopar.commands.passes import passes_command
+
+    raise typer.Exit(
+        passes_command(model, dump_after or [], plan, cluster, global_batch, ",".join(pin or []), seq)
+    )
+
+
+def main() -> int:
+    """Entry point; an error that a user can mend is one message on stderr and its own exit code."""
+    try:
+        result = app(standalone_mode=False)
+    except AutoparError as error:
+        typer.echo(f"error: {error}", err=True)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo("interrupted", err=True)
+        return 130
+    except Exception as error:
+        code = getattr(error, "exit_code", None)
+        show_usage = getattr(error, "show", None)
+        if code is None or show_usage is None:
+            raise
+        show_usage(file=sys.stderr)
+        return int(code)
+    return int(result or 0)

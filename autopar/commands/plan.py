@@ -1,0 +1,143 @@
+"""`autopar plan`: search, print, save, draw."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from autopar.api import COMPUTE, check_plan, rewrite_for, search_plan
+from autopar.cluster import Cluster
+from autopar.errors import UsageError
+from autopar.models import resolve_model
+from autopar.outcome import Outcome
+from autopar.pictures import block_pictures
+from autopar.search.best_first import Progress
+from autopar.search.infeasible import infeasible_error
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What the user asked for, as given."""
+
+    model: str
+    cluster: str
+    global_batch: int
+    sequence: int | None
+    memory_limit: str | None
+    pins: str
+    precision: str | None
+    optimizer: str
+    time_limit: float | None
+
+
+def find_plan(request: PlanRequest, *, quiet: bool) -> tuple[Outcome, Cluster]:
+    """Resolve the model and search."""
+    cluster = Cluster.parse(request.cluster)
+    pins, precision = take_precision(request.pins, request.precision)
+    precision = precision or default_precision(request.model, cluster)
+    if precision not in COMPUTE:
+        raise UsageError(f"precision={precision}", next_step=f"choose one of {', '.join(COMPUTE)}")
+    source = resolve_model(request.model, sequence=request.sequence, dtype=COMPUTE[precision])
+    outcome = search_plan(
+        source.model,
+        cluster,
+        example_inputs=source.example_inputs,
+        global_batch_size=request.global_batch,
+        memory_limit=request.memory_limit,
+        pins=pins,
+        precision=precision,
+        optimizer=request.optimizer,
+        sequence=request.sequence,
+        time_limit=request.time_limit,
+        name=source.name,
+        progress=None if quiet else _show_progress,
+    )
+    return outcome, cluster
+
+
+def take_precision(pins: str, precision: str | None) -> tuple[str, str | None]:
+    """`precision=` may be given among the pins too."""
+    kept = []
+    for part in pins.split(","):
+        name, _, value = part.partition("=")
+        if name.strip() == "precision":
+            if precision not in (None, value.strip()):
+                raise UsageError(
+                    f"precision is given twice: {precision} and {value}", next_step="keep one of them"
+                )
+            precision = value.strip()
+        else:
+            kept.append(part)
+    return ",".join(kept), precision
+
+
+def default_precision(model: str, cluster: Cluster) -> str | None:
+    """Mixed on GPUs, float32 on CPUs; a user's own function decides by its parameters."""
+    if not model.startswith(("zoo:", "hf:")):
+        return None
+    return "fp32" if cluster.device.name == "cpu" else "bf16-mixed"
+
+
+def _show_progress(state: Progress) -> None:
+    if sys.stderr.isatty():
+        best = f"{state.best_seconds:.4g} s" if state.best_seconds else "none yet"
+        print(
+            f"\rsearch: {state.explored} explored, {state.waiting} waiting, best {best}, "
+            f"bound {state.bound_seconds:.4g} s ",
+            end="", file=sys.stderr, flush=True,
+        )
+
+
+def plan_command(request: PlanRequest, out: Path | None, report: Path | None, *, as_json: bool) -> int:
+    """Print a plan; returns the exit code (5 when nothing fits)."""
+    outcome, cluster = find_plan(request, quiet=as_json)
+    if sys.stderr.isatty() and not as_json:
+        print(file=sys.stderr)
+    if as_json:
+        print(json.dumps(outcome.to_json(), indent=2))
+    if outcome.plan is None:
+        if as_json:
+            return infeasible_error(outcome.result).exit_code
+        raise infeasible_error(outcome.result)
+    if out is not None:
+        _save(outcome, out)
+    if report is not None:
+        write_page(outcome, cluster, report)
+    if not as_json:
+        _print(outcome, out, report)
+    return 0
+
+
+def _save(outcome: Outcome, out: Path) -> None:
+    assert outcome.plan is not None
+    try:
+        outcome.plan.save(out)
+    except OSError as error:
+        raise UsageError(
+            f"can't write the plan {out}: {error.strerror}", next_step="name a file in a writable folder"
+        ) from error
+
+
+def write_page(outcome: Outcome, cluster: Cluster, path: Path) -> None:
+    """The HTML report of an outcome with a plan."""
+    from autopar.report.page import write_report
+
+    assert outcome.plan is not None
+    check_plan(outcome.plan, outcome.program)
+    parts = rewrite_for(outcome.program, outcome.plan)
+    write_report(outcome.plan, block_pictures(parts, cluster), None, path)
+
+
+def _print(outcome: Outcome, out: Path | None, report: Path | None) -> None:
+    from rich.console import Console
+
+    from autopar.report.text import show
+
+    assert outcome.plan is not None
+    console = Console()
+    console.print(show(outcome.plan))
+    for label, path in (("plan", out), ("report", report)):
+        if path is not None:
+            console.print(f"{label} written to {path}", markup=False, highlight=False)

@@ -1,0 +1,142 @@
+"""From a search result to a plan: decisions, predictions and proof in one document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from autopar.block_cost import ChainCost
+from autopar.cluster import Cluster
+from autopar.mesh import Mesh
+from autopar.plan import Plan
+from autopar.program import Program
+from autopar.search.result import Choice, SearchResult
+
+NOTES_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A plan (None when nothing fits) with the search that found it and the program it is for."""
+
+    plan: Plan | None
+    result: SearchResult
+    program: Program
+    seconds: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """What `autopar plan --json` prints."""
+        result = self.result
+        search = result.search_dict()
+        search["seconds"] = {**search["seconds"], **self.seconds}
+        document: dict[str, Any] = {"status": result.status, "model": self.program.name}
+        if self.plan is not None:
+            predicted = dict(self.plan.predicted)
+            predicted.pop("search", None)
+            plan = self.plan
+            document |= {
+                **predicted,
+                "mesh": plan.mesh.to_dict(),
+                "microbatch": {"size": plan.microbatch, "count": plan.microbatches},
+                "schedule": plan.schedule,
+                "zero": plan.zero,
+                "recompute": plan.recompute_label,
+                "precision": plan.precision,
+                "optimizer": plan.optimizer,
+                "boundary": plan.boundary,
+                "stages": [{"blocks": len(s.blocks), "first": s.blocks[0]} for s in plan.stages],
+                "notes": list(plan.notes),
+            }
+        if result.infeasible is not None:
+            document["infeasible"] = result.infeasible.to_dict()
+        document["memory_limit_bytes"] = result.memory_limit
+        document["search"] = search
+        return document
+
+
+def build_plan(
+    program: Program,
+    cluster: Cluster,
+    result: SearchResult,
+    sizes: dict[str, int],
+    global_batch: int,
+    kinds: dict[str, tuple[str, ...]],
+    flops_per_sample: float,
+    seconds: dict[str, float],
+    notes: tuple[str, ...],
+) -> Plan:
+    """The plan of a search that found one. `flops_per_sample`: forward and backward of one sample, whole model."""
+    choice = result.choice
+    assert choice is not None
+    bound = {**sizes, "batch": choice.microbatch}
+    return Plan(
+        model=program.name,
+        fingerprint=program.fingerprint(),
+        cluster=cluster.name,
+        mesh=choice.mesh,
+        global_batch=global_batch,
+        microbatch=choice.microbatch,
+        microbatches=choice.microbatches,
+        schedule=choice.schedule,
+        zero=choice.zero,
+        precision=choice.precision,
+        optimizer=choice.optimizer,
+        boundary=choice.boundary,
+        stages=choice.stages,
+        placements={k: dict(v) for k, v in choice.chain.placements.items()},
+        kinds=kinds,
+        sizes=bound,
+        predicted=_predictions(result, choice, cluster, bound, global_batch, flops_per_sample, seconds),
+        notes=tuple(dict.fromkeys((*notes, *result.notes)))[:NOTES_SHOWN],
+    )
+
+
+def _predictions(
+    result: SearchResult,
+    choice: Choice,
+    cluster: Cluster,
+    sizes: dict[str, int],
+    global_batch: int,
+    flops_per_sample: float,
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    step = choice.step_seconds
+    search = result.search_dict()
+    alternatives, recipes = search.pop("alternatives"), search.pop("recipes")
+    search["seconds"] = {**search["seconds"], **seconds}
+    dtype = "float32" if choice.precision == "fp32" else "bfloat16"
+    peak = cluster.device.flops.get(dtype, cluster.device.flops["float32"])
+    tokens = global_batch * sizes.get("sequence", 1)
+    return {
+        "status": result.status,
+        "step_seconds": step,
+        "tokens_per_second_per_gpu": tokens / step / cluster.size,
+        "mfu": flops_per_sample * global_batch / step / cluster.size / peak,
+        "memory_limit_bytes": result.memory_limit,
+        "memory_per_stage": result.memory_per_stage,
+        "time_breakdown": result.time_breakdown,
+        "stage_seconds": stage_seconds(choice.chain, choice),
+        "alternatives": [{**a, "mesh": _text(a["mesh"])} for a in alternatives],
+        "recipes": [{**r, "mesh": _text(r["mesh"])} if "mesh" in r else r for r in recipes],
+        "search": search,
+    }
+
+
+def _text(mesh: dict[str, int]) -> str:
+    return str(Mesh(mesh["pp"], mesh["dp"], mesh["tp"]))
+
+
+def stage_seconds(chain: ChainCost, choice: Choice) -> list[dict[str, float]]:
+    """Forward and backward (recomputation included) of every stage for one micro-batch."""
+    costs = {b.name: b for b in chain.blocks}
+    found = []
+    for stage in choice.stages:
+        again = sum(costs[n].forward for n in stage.recompute)
+        found.append(
+            {
+                "forward": sum(costs[n].forward for n in stage.blocks),
+                "backward": sum(costs[n].backward for n in stage.blocks) + again,
+                "recompute": again,
+            }
+        )
+    return found

@@ -1,0 +1,117 @@
+"""The plain answers: pure data parallelism, pure FSDP, the Megatron recipe; what a plan must beat.
+
+Each takes micro-batches of 1, 2, 4 or 8 samples, the same number of blocks on every stage, and
+recomputes nothing or everything, whichever is fastest and fits. They are priced by the independent
+evaluator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autopar.block_cost import ChainCost
+from autopar.cluster import Cluster
+from autopar.cost.evaluate import evaluate
+from autopar.cost.setting import Setting
+from autopar.mesh import Mesh
+from autopar.plan import StagePlan
+from autopar.search.best_first import Prices
+from autopar.search.bounds import bound
+from autopar.search.options import SearchOptions
+from autopar.search.result import Choice, RecipeScore
+from autopar.search.space import divisors, microbatch_sizes
+
+SIZES = (1, 2, 4, 8)
+
+
+def recipes(
+    prices: Prices, cluster: Cluster, options: SearchOptions, limit: int
+) -> tuple[RecipeScore, ...]:
+    """Score every recipe on `cluster` under `limit` bytes; pins do not apply to them."""
+    world = cluster.size
+    score = _Scorer(prices, cluster, options, limit)
+    return (
+        score.of("data parallel (ZeRO-0)", [Mesh(1, world, 1)], 0),
+        score.of("FSDP (ZeRO-3)", [Mesh(1, world, 1)], 3),
+        score.of("Megatron (tp in the node, least pp, ZeRO-1)", score.megatron_meshes(), 1),
+    )
+
+
+class _Scorer:
+    def __init__(
+        self, prices: Prices, cluster: Cluster, options: SearchOptions, limit: int
+    ) -> None:
+        self.prices, self.cluster, self.options, self.limit = prices, cluster, options, limit
+        self.blocks = len(prices.provider.block_names)
+
+    def megatron_meshes(self) -> list[Mesh]:
+        """The widest legal tp inside a node, and pp from small to large."""
+        world = self.cluster.size
+        legal = self.prices.provider.tp_degrees(self.cluster.ranks_per_node)
+        tp = max(d for d in legal if world % d == 0 and d <= self.cluster.ranks_per_node)
+        return [
+            Mesh(pp, world // tp // pp, tp) for pp in divisors(world // tp) if pp <= self.blocks
+        ]
+
+    def of(self, name: str, meshes: list[Mesh], zero: int) -> RecipeScore:
+        """The first of `meshes` that fits, in its fastest form."""
+        least: int | None = None
+        reason = ""
+        for mesh in meshes:
+            if self.options.global_batch % mesh.dp:
+                reason = f"global batch {self.options.global_batch} does not divide over {mesh}"
+                continue
+            best: Choice | None = None
+            for setting in self._settings(mesh, zero):
+                floor = bound(self.prices.optimistic(setting), setting).peak
+                if floor > self.limit:
+                    least = floor if least is None else min(least, floor)
+                    continue
+                for choice in self._forms(setting):
+                    peak = max(choice.peaks)
+                    least = peak if least is None else min(least, peak)
+                    faster = best is None or choice.step_seconds < best.step_seconds
+                    if peak <= self.limit and faster:
+                        best = choice
+            if best is not None:
+                return RecipeScore(name, True, best)
+        if least is not None:
+            reason = f"needs at least {least / 2**30:.1f} GiB of {self.limit / 2**30:.1f} GiB"
+        return RecipeScore(name, False, None, reason)
+
+    def _settings(self, mesh: Mesh, zero: int) -> Iterator[Setting]:
+        samples = self.options.global_batch // mesh.dp
+        allowed = set(self.prices.provider.microbatch_sizes(samples))
+        for size in microbatch_sizes(samples, allowed):
+            if size in SIZES or len(allowed) == 1:
+                count = samples // size
+                yield Setting(
+                    self.cluster,
+                    mesh,
+                    size,
+                    count,
+                    "1f1b" if count >= mesh.pp else "gpipe",
+                    zero if mesh.dp > 1 else 0,
+                    self.options.precision,
+                    self.options.optimizer,
+                )
+
+    def _forms(self, setting: Setting) -> Iterator[Choice]:
+        for cost, _ in self.prices.every(setting):
+            for full in (False, True):
+                yield _even(setting, cost, full=full)
+
+
+def _even(setting: Setting, cost: ChainCost, *, full: bool) -> Choice:
+    """The same number of blocks on every stage (one more on the first ones), priced."""
+    names = [b.name for b in cost.blocks]
+    pp = setting.mesh.pp
+    edges = [-(-len(names) * i // pp) for i in range(pp + 1)]
+    stages = tuple(
+        StagePlan(tuple(names[a:b]), tuple(names[a:b]) if full else ())
+        for a, b in zip(edges, edges[1:], strict=False)
+    )
+    draft = Choice(setting, cost, stages, 0.0, ())
+    seen = evaluate(draft, cost.blocks, setting.cluster)
+    peaks = tuple(m.total for m in seen.memory_per_stage)
+    return Choice(setting, cost, stages, seen.step_seconds, peaks)

@@ -1,0 +1,221 @@
+"""Compare the distributed program with the user's own model on one device: loss, every gradient, later steps."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.errors import UsageError
+from autopar.models import ModelSource, resolve_model
+from autopar.plan import Plan
+
+# Largest relative error that rounding alone explains, by dtype of the parameters.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float64: 1e-11}
+# A gradient this much smaller than the norm of all is compared with that norm: its own is rounding.
+NEGLIGIBLE = 1e-4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison: a MODEL as on the command line, with a plan or with pins for a search."""
+
+    model: str
+    pins: str = ""
+    plan: dict[str, Any] | None = None
+    global_batch: int = 8
+    sequence: int | None = None
+    memory_limit: str | None = None
+    steps: int = 0
+    seed: int = 0
+    ignore_every: int = 3
+
+
+@dataclass
+class Verdict:
+    """Relative errors; `gradients[name]` of every parameter. `error` when the case could not run."""
+
+    case: Case
+    equal: bool = False
+    plan: str = ""
+    loss: float = 0.0
+    reference_loss: float = 0.0
+    loss_error: float = 0.0
+    worst: str = ""
+    worst_error: float = 0.0
+    tolerance: float = 0.0
+    gradients: dict[str, float] = field(default_factory=dict)
+    step_losses: list[float] = field(default_factory=list)
+    reference_step_losses: list[float] = field(default_factory=list)
+    parameter_error: float = 0.0
+    error: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def build_real(text: str, sequence: int | None, seed: int) -> tuple[nn.Module, ModelSource]:
+    """The model with real weights, the same on every rank, and where it came from."""
+    torch.manual_seed(seed)
+    source = resolve_model(text, sequence=sequence, dtype=torch.float32)
+    if source.build is not None:
+        return source.build("cpu").train(), source
+    if any(p.is_meta for p in source.model.parameters()):
+        raise UsageError(
+            f"{text} returns a model on the meta device: there are no weights to compare",
+            next_step="return a model with real weights",
+        )
+    return source.model.train(), source
+
+
+def random_batch(source: ModelSource, model: nn.Module, size: int, case: Case) -> dict[str, torch.Tensor]:
+    """A seeded global batch shaped like the example; some labels are ignored, unevenly."""
+    generator = torch.Generator().manual_seed(case.seed + 1)
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
+    batch = {}
+    for name, example in source.example_inputs.items():
+        if not isinstance(example, torch.Tensor):
+            raise UsageError(
+                f"example input {name!r} is a {type(example).__name__}",
+                next_step="verify needs tensors with the batch as dim 0",
+            )
+        shape = (size, *example.shape[1:])
+        if example.is_floating_point():
+            batch[name] = torch.randn(shape, generator=generator).to(example.dtype)
+        elif name in ("input_ids", "labels") and vocabulary:
+            batch[name] = torch.randint(0, vocabulary, shape, generator=generator)
+        else:
+            values = example.flatten().cpu() if not example.is_meta else torch.zeros(1, dtype=example.dtype)
+            picks = torch.randint(0, len(values), shape, generator=generator)
+            batch[name] = values[picks]
+    labels = batch.get("labels")
+    if labels is not None and labels.dim() == 2 and case.ignore_every:
+        for row in range(size):
+            labels[row, : (row * labels.shape[1]) // (case.ignore_every * size)] = -100
+    return batch
+
+
+def verify_case(case: Case) -> Verdict | None:
+    """Run one case on this rank (all ranks call it); the verdict on rank 0, None elsewhere."""
+    import torch.distributed as dist
+
+    import autopar
+
+    model, source = build_real(case.model, case.sequence, case.seed)
+    reference = copy.deepcopy(model)
+    example = dict(source.example_inputs)
+    program = autopar.compile(
+        model,
+        example_inputs=example,
+        global_batch_size=case.global_batch,
+        plan=Plan.from_dict(case.plan) if case.plan else None,
+        pins=case.pins,
+        memory_limit=case.memory_limit,
+        timeout_seconds=120.0,
+    )
+    batch = random_batch(source, model, case.global_batch, case)
+    loss = program.step(batch)
+    gradients = program.full_gradients()
+    verdict = Verdict(case, plan=describe(program.plan))
+    first = dist.get_rank() == 0
+    if first:
+        _compare(verdict, reference, batch, float(loss), gradients)
+    if case.steps:
+        _train(verdict if first else None, program, reference if first else None, batch, case.steps)
+    return verdict if first else None
+
+
+def describe(plan: Plan) -> str:
+    return (
+        f"{plan.mesh}, {plan.microbatches} x {plan.microbatch}, {plan.schedule}, ZeRO-{plan.zero}, "
+        f"recompute {plan.recompute_label}, boundary {plan.boundary}"
+    )
+
+
+def _compare(
+    verdict: Verdict,
+    reference: nn.Module,
+    batch: dict[str, torch.Tensor],
+    loss: float,
+    gradients: dict[str, torch.Tensor],
+) -> None:
+    expected = reference_loss(reference, batch)
+    expected.backward()
+    verdict.loss, verdict.reference_loss = loss, float(expected)
+    verdict.loss_error = abs(loss - float(expected)) / max(abs(float(expected)), 1e-12)
+    wanted = {n: p.grad for n, p in reference.named_parameters() if p.grad is not None}
+    total = torch.sqrt(sum((g.double().norm() ** 2 for g in wanted.values()), torch.zeros(()).double()))
+    for name, grad in wanted.items():
+        got = gradients.get(name)
+        if got is None:
+            verdict.gradients[name] = float("inf")
+            continue
+        difference = (got.cpu().double() - grad.double()).norm()
+        scale = max(float(grad.double().norm()), NEGLIGIBLE * float(total), 1e-30)
+        verdict.gradients[name] = float(difference) / scale
+    for name in set(gradients) - set(wanted):
+        verdict.gradients[name] = float("inf") if float(gradients[name].abs().max()) else 0.0
+    verdict.worst = max(verdict.gradients, key=lambda n: verdict.gradients[n], default="")
+    verdict.worst_error = verdict.gradients.get(verdict.worst, 0.0)
+    dtype = next(iter(reference.parameters())).dtype
+    verdict.tolerance = TOLERANCE.get(dtype, 1e-5)
+    # Not `<=` reversed: a NaN must not pass.
+    verdict.equal = verdict.loss_error <= verdict.tolerance and verdict.worst_error <= verdict.tolerance
+
+
+def reference_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The user's own model on the whole batch: its first scalar output."""
+    output = model(**batch)
+    if isinstance(output, torch.Tensor):
+        return output
+    values = output.values() if hasattr(output, "values") else output
+    return next(v for v in values if isinstance(v, torch.Tensor) and v.dim() == 0)
+
+
+def _train(
+    verdict: Verdict | None, program: Any, reference: nn.Module | None, batch: dict[str, torch.Tensor], steps: int
+) -> None:
+    """AdamW on both; the same batch each step (the first step's gradients are there already)."""
+    optimizer = torch.optim.AdamW(program.parameters(), lr=1e-3)
+    twin = torch.optim.AdamW(reference.parameters(), lr=1e-3) if reference is not None else None
+    for _ in range(steps):
+        optimizer.step()
+        optimizer.zero_grad()
+        loss = float(program.step(batch))
+        if verdict is not None and reference is not None and twin is not None:
+            twin.step()
+            twin.zero_grad()
+            expected = reference_loss(reference, batch)
+            expected.backward()
+            verdict.step_losses.append(loss)
+            verdict.reference_step_losses.append(float(expected))
+    state = program.full_state_dict()
+    if verdict is None or reference is None:
+        return
+    errors = [
+        float((state[n].cpu().double() - p.double()).norm() / p.double().norm().clamp_min(1e-12))
+        for n, p in reference.named_parameters()
+        if n in state
+    ]
+    verdict.parameter_error = max(errors, default=0.0)
+    pairs = zip(verdict.step_losses, verdict.reference_step_losses, strict=True)
+    together = all(abs(a - b) <= 1e-4 * max(abs(b), 1e-6) for a, b in pairs)
+    verdict.equal = verdict.equal and together
+
+
+def verify_cases(cases: list[Case]) -> list[Verdict] | None:
+    """Several cases in one process group; an error of one is its verdict."""
+    import torch.distributed as dist
+
+    verdicts = []
+    for case in cases:
+        try:
+            found = verify_case(case)
+        except Exception as error:
+            found = Verdict(case, error=f"{type(error).__name__}: {error}")
+        if found is not None:
+            verdicts.append(found)
+    return verdicts if dist.get_rank() == 0 else None

@@ -1,0 +1,53 @@
+"""Weights that turn per-microbatch mean losses into the mean over the whole batch.
+
+A mean over n of N targets contributes with n / N, so labels that are ignored unevenly over
+microbatches and ranks give exactly the loss and gradients of one device. A loss that is no such mean
+counts each microbatch alike.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from autopar.errors import PlanError
+from autopar.stage_program import StageProgram
+
+Tensor = torch.Tensor
+
+
+def count_targets(program: StageProgram, microbatches: list[dict[str, Tensor]]) -> list[float]:
+    """Targets in each of this rank's microbatches (empty when the stage does not count)."""
+    if program.count is None:
+        return []
+    counts = []
+    with torch.no_grad():
+        for batch in microbatches:
+            result = program.count(*(batch[name] for name in program.count_inputs))
+            counts.append(result[0] if isinstance(result, tuple | list) else result)
+    return [float(value) for value in torch.stack([c.double() for c in counts]).tolist()]
+
+
+def loss_weights(counts: list[float], total: float, microbatches: int, dp: int) -> list[float]:
+    """One weight per microbatch; over all microbatches and dp ranks they sum to 1.
+
+    `counts` empty: every microbatch alike. Raises `PlanError` when there are counts but no target.
+    """
+    if not counts:
+        return [1.0 / (microbatches * dp)] * microbatches
+    if total == 0:
+        raise no_targets()
+    return [count / total for count in counts]
+
+
+def no_targets() -> PlanError:
+    return PlanError(
+        "the batch has no target: every label is the ignored one, so the mean loss is undefined",
+        next_step="skip this batch, or check the labels and the ignored index",
+    )
+
+
+def weighted(loss: Tensor, weight: Tensor) -> Tensor:
+    """loss * weight in float32; a weight of 0 gives 0 also for a mean over nothing (NaN)."""
+    wide = loss.double() if loss.dtype == torch.float64 else loss.float()
+    scale = weight.to(wide.dtype).reshape(())
+    return torch.where(scale == 0, torch.zeros_like(wide), wide.reshape(()) * scale)

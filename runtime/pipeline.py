@@ -1,0 +1,98 @@
+"""Run a stage over all microbatches of a step: alone, or as one of several pipeline stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+from autopar.plan import Plan
+from autopar.runtime.loss_weights import weighted
+from autopar.runtime.ranks import Ranks
+from autopar.runtime.torch_compat import ShortSchedule1F1B, stage_backward
+from autopar.runtime.zero import DataParallel
+from autopar.stage_program import ValueSpec
+
+Tensor = torch.Tensor
+Batch = dict[str, Tensor]
+
+
+class SingleStage:
+    """No pipeline: forward and backward of one microbatch after the other."""
+
+    def __init__(self, engine: DataParallel, microbatches: int) -> None:
+        self._engine = engine
+        self._count = microbatches
+
+    def run(self, batch: Batch, weights: Tensor, backward: bool) -> Tensor:
+        """Sum of the weighted losses; `batch` holds all microbatches along dim 0."""
+        pieces = {name: value.chunk(self._count) for name, value in batch.items()}
+        total = torch.zeros((), dtype=torch.float32, device=weights.device)
+        for index in range(self._count):
+            arguments = {name: chunks[index] for name, chunks in pieces.items()}
+            loss = weighted(self._engine.stage(**arguments), weights[index])
+            if backward:
+                self._engine.before_backward(last=index == self._count - 1)
+                loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+
+class PipelinedStage:
+    """One stage of `plan.mesh.pp`, under torch's GPipe or 1F1B schedule."""
+
+    def __init__(self, engine: DataParallel, plan: Plan, ranks: Ranks) -> None:
+        program = engine.stage.program
+        self._device = ranks.device
+        self._is_last = program.index == program.stages - 1
+        stage = _Stage(
+            engine,
+            program.index,
+            program.stages,
+            ranks.device,
+            # Shapes are known: no exchange of metadata at the first step.
+            input_args=tuple(_example(spec) for spec in program.receive),
+            output_args=tuple(_example(spec) for spec in program.send)
+            if program.send
+            else (torch.empty((), device="meta"),),
+            group=ranks.group("pp"),
+        )
+        schedule = ScheduleGPipe if plan.schedule == "gpipe" else ShortSchedule1F1B
+        self._schedule: Any = schedule(
+            stage, plan.microbatches, loss_fn=weighted, scale_grads=False
+        )
+
+    def run(self, batch: Batch, weights: Tensor, backward: bool) -> Tensor:
+        """Sum of the weighted losses on the last stage, 0 on the others."""
+        losses: list[Tensor] = []
+        run = self._schedule.step if backward else self._schedule.eval
+        # The schedule cuts keyword arguments and the loss function's target along dim 0.
+        run(target=weights if self._is_last else None, losses=losses, return_outputs=False, **batch)
+        if not losses:
+            return torch.zeros((), dtype=torch.float32, device=self._device)
+        return torch.stack([loss.detach() for loss in losses]).sum().float()
+
+
+class _Stage(PipelineStage):
+    """Lets the engine decide when gradients are reduced, where torch's stage always waits for the end."""
+
+    def __init__(self, engine: DataParallel, index: int, stages: int, *args: Any, **kw: Any) -> None:
+        super().__init__(engine.stage, index, stages, *args, **kw)
+        self._engine = engine
+
+    def backward_maybe_with_nosync(
+        self, backward_type: Any, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> tuple[tuple[Tensor | None, ...], None]:
+        assert backward_type == "full", backward_type
+        self._engine.before_backward(last_backward)
+        return stage_backward(**bwd_kwargs), None
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Nothing: the last backward reduced already."""
+
+
+def _example(spec: ValueSpec) -> Tensor:
+    return torch.empty(
+        spec.shape, dtype=spec.dtype, device="meta", requires_grad=spec.requires_grad
+    )

@@ -1,0 +1,250 @@
+"""The distributed program: one call does forward and backward of a whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from autopar.plan import Plan
+from autopar.runtime.batch import BatchRules
+from autopar.runtime.gather import gather_to_first
+from autopar.runtime.gradients import local_gradients, sum_over
+from autopar.runtime.loss_weights import count_targets, loss_weights, no_targets
+from autopar.runtime.norms import OtherStages, global_norm, scale_gradients
+from autopar.runtime.parameters import ParameterSource
+from autopar.runtime.pipeline import PipelinedStage, SingleStage
+from autopar.runtime.ranks import Ranks, together
+from autopar.runtime.stage import MakeParameter, StageModule
+from autopar.runtime.zero import data_parallel
+from autopar.stage_program import StageProgram, ValueSpec
+
+Tensor = torch.Tensor
+StagePrograms = Sequence[StageProgram] | Callable[[int], StageProgram]
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What all stages have to know of each other."""
+
+    tied: frozenset[tuple[int, ...]]
+    inputs: dict[str, ValueSpec]
+    whole: frozenset[str]
+    counts: bool
+
+    @staticmethod
+    def of(program: StageProgram) -> _Facts:
+        tied = {s.stages for s in program.parameters.values() if len(s.stages) > 1}
+        return _Facts(
+            frozenset(tied),
+            dict(program.batch_inputs),
+            frozenset(program.whole_inputs),
+            program.count is not None,
+        )
+
+    @staticmethod
+    def merged(program: StageProgram, ranks: Ranks) -> _Facts:
+        found: list[Any] = [None] * ranks.mesh.size
+        dist.all_gather_object(found, _Facts.of(program), group=ranks.control)
+        inputs: dict[str, ValueSpec] = {}
+        for facts in found:
+            inputs |= facts.inputs
+        return _Facts(
+            frozenset().union(*(f.tied for f in found)),
+            inputs,
+            frozenset().union(*(f.whole for f in found)),
+            any(f.counts for f in found),
+        )
+
+
+class DistributedProgram:
+    """This rank's part of the program. All ranks make it, and call its methods, together.
+
+    `stage_programs` is the list of all stages, or a function that gives the stage of an index.
+    Parameters start from `model`, or from its own initialisation (`seed`) where it is on meta.
+    """
+
+    def __init__(
+        self,
+        stage_programs: StagePrograms,
+        plan: Plan,
+        ranks: Ranks,
+        model: nn.Module,
+        *,
+        seed: int = 0,
+    ) -> None:
+        self.plan = plan
+        self.ranks = ranks
+        index = ranks.index("pp")
+        error: Exception | None = None
+        try:
+            program = stage_programs(index) if callable(stage_programs) else stage_programs[index]
+            source = ParameterSource(model, seed)
+            self._build(program, source)
+            source.forget()
+        except Exception as found:
+            error = found
+        together(ranks, error)
+        facts = _Facts.merged(program, ranks)
+        ranks.make_tied_groups(facts.tied)
+        self._counts = facts.counts
+        self._rules = BatchRules(
+            facts.inputs, facts.whole, plan.microbatches, ranks.mesh.dp, ranks.index("dp")
+        )
+        self._training = True
+        self._others: OtherStages | None = None
+        if ranks.mesh.pp > 1 and self._parameters:
+            self._others = OtherStages(next(iter(self._parameters.values())), ranks)
+
+    def _build(self, program: StageProgram, source: ParameterSource) -> None:
+        plan, ranks = self.plan, self.ranks
+
+        def make(spec: Any) -> nn.Parameter:
+            return source.parameter(spec, ranks, plan.precision)
+
+        buffers = {name: source.buffer(name, ranks) for name in program.buffers}
+
+        def make_stage(finish_block: Callable[[nn.Module], None]) -> StageModule:
+            typed: MakeParameter = make
+            return StageModule(program, typed, buffers, finish_block)
+
+        self._program = program
+        self._engine = data_parallel(make_stage, ranks, plan.zero, plan.precision)
+        self._stage = (
+            PipelinedStage(self._engine, plan, ranks)
+            if ranks.mesh.pp > 1
+            else SingleStage(self._engine, plan.microbatches)
+        )
+        self._parameters = self._engine.stage.fqn_parameters()
+        specs = program.parameters
+        # A parameter tied across stages counts for its first stage.
+        self._owned = [
+            p for fqn, p in self._parameters.items() if specs[fqn].stages[:1] in ((), (program.index,))
+        ]
+
+    # Training.
+
+    def step(self, batch: Mapping[str, Tensor] | None = None, **inputs: Tensor) -> Tensor:
+        """Forward and backward of one batch; returns the mean loss over all of it, on every rank.
+
+        The batch is a dict or keyword arguments: the global batch (each dp rank uses its rows), or this
+        dp rank's rows only. Gradients are added to those there are. In `eval` mode there is no
+        backward. Raises on every rank, before any work, when a rank's batch does not fit.
+        """
+        ranks, plan = self.ranks, self.plan
+        local, weights = self._prepare({**(batch or {}), **inputs})
+        before = self._set_gradients_aside() if self._training else {}
+        if self._training:
+            self._engine.begin_step()
+        with torch.set_grad_enabled(self._training):
+            loss = self._stage.run(local, weights, backward=self._training)
+        if self._training:
+            self._engine.end_step()
+            self._complete_gradients()
+            for parameter, gradient in before.items():
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            if self._others is not None:
+                self._others.update(self._owned, list(self._parameters.values()))
+        for axis in ("dp", "pp"):
+            if plan.mesh.degree(axis) > 1:
+                dist.all_reduce(loss, group=ranks.group(axis))
+        return loss
+
+    def _prepare(self, batch: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """This rank's rows and the weights of its microbatches."""
+        ranks, number = self.ranks, self.plan.microbatches
+        local: dict[str, Tensor] = {}
+        counts: list[float] = []
+        error: Exception | None = None
+        try:
+            local, whole = self._rules.local(batch, ranks)
+            self._engine.stage.whole_inputs = whole
+            pieces = {name: value.chunk(number) for name, value in local.items()}
+            counts = count_targets(
+                self._program,
+                [{**whole, **{n: c[i] for n, c in pieces.items()}} for i in range(number)],
+            )
+        except Exception as found:
+            error = found
+        # Each tp rank of the last stage counts the same targets: one of them speaks.
+        mine = sum(counts) if ranks.index("tp") == 0 else 0.0
+        (total,) = together(ranks, error, (mine,))
+        if self._counts and total == 0:
+            raise no_targets()
+        weights = loss_weights(counts, total, number, ranks.mesh.dp)
+        return local, torch.tensor(weights, dtype=torch.float64).to(ranks.device)
+
+    def _set_gradients_aside(self) -> dict[nn.Parameter, Tensor]:
+        """Reductions must see this step's gradients only."""
+        found = {p: p.grad for p in self._parameters.values() if p.grad is not None}
+        for parameter in found:
+            parameter.grad = None
+        return found
+
+    def _complete_gradients(self) -> None:
+        """Sum over tp what is a term on every tp rank, and over stages what several stages hold."""
+        specs = self._program.parameters
+        partial = [
+            p for fqn, p in self._parameters.items() if specs[fqn].placement.gradient_is_partial
+        ]
+        sum_over(local_gradients(partial), self.ranks.group("tp"))
+        for stages, group in sorted(self.ranks.tied.items()):
+            tied = [p for fqn, p in self._parameters.items() if specs[fqn].stages == stages]
+            sum_over(local_gradients(tied), group)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Parameters of this rank's stage, for an optimizer or `torch.nn.utils.clip_grad_norm_`.
+
+        With several stages one more scalar comes last, which stands for the other stages' gradients in a
+        2-norm; its own value is unused.
+        """
+        yield from self._parameters.values()
+        if self._others is not None:
+            yield self._others.parameter
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters of this rank's stage by their names in the user's model."""
+        yield from self._parameters.items()
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clip by the norm over the whole model, of any type; returns that norm."""
+        norm = global_norm(self._owned, norm_type, self.ranks)
+        scale_gradients(list(self.parameters()), norm, max_norm)
+        return norm.float()
+
+    def train(self, mode: bool = True) -> DistributedProgram:
+        """Whether `step` runs the backward. Dropout and the like stay as captured."""
+        self._training = mode
+        return self
+
+    def eval(self) -> DistributedProgram:
+        return self.train(False)
+
+    # State.
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """This rank's shards, as DTensors by name: what torch.distributed.checkpoint saves and loads."""
+        return {fqn: parameter.detach() for fqn, parameter in self._parameters.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Copy shards in; the layout has to be this program's (checkpoint loading reshards)."""
+        with torch.no_grad():
+            for fqn, parameter in self._parameters.items():
+                parameter.copy_(state[fqn])
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """All parameters of the model, whole, on the CPU of rank 0 (empty on other ranks)."""
+        return gather_to_first({f: p.detach() for f, p in self._parameters.items()}, self.ranks)
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """All gradients, whole, on the CPU of rank 0 (empty on other ranks)."""
+        found = {f: p.grad for f, p in self._parameters.items() if p.grad is not None}
+        return gather_to_first(found, self.ranks)

@@ -1,0 +1,135 @@
+"""This process's place in the mesh: the process groups of the axes, and how ranks fail together."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from autopar.errors import PlanError, RuntimeFault
+from autopar.mesh import AXES, Mesh
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The mesh as this rank sees it. `control` is the group for small messages on the CPU."""
+
+    mesh: Mesh
+    rank: int
+    device: torch.device
+    device_mesh: DeviceMesh
+    control: dist.ProcessGroup
+    tied: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+
+    @staticmethod
+    def create(mesh: Mesh, *, device: str | None = None, timeout_seconds: float = 60.0) -> Ranks:
+        """Check the world size, start the process group if there is none, and make the mesh.
+
+        `device` is "cuda" or "cpu" (default: cuda when available). A wait that is longer than
+        `timeout_seconds` is an error. Raises `PlanError` on every rank, before any communication,
+        when the number of ranks is not that of the mesh.
+        """
+        kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        _check_world_size(mesh)
+        here = torch.device(kind)
+        if kind == "cuda":
+            here = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(here)
+        wait = datetime.timedelta(seconds=timeout_seconds)
+        _start(kind, wait)
+        device_mesh = init_device_mesh(
+            kind, tuple(mesh.degree(axis) for axis in AXES), mesh_dim_names=AXES
+        )
+        world = dist.group.WORLD
+        assert world is not None
+        control = dist.new_group(backend="gloo", timeout=wait) if kind == "cuda" else world
+        assert control is not None
+        return Ranks(mesh, dist.get_rank(), here, device_mesh, control)
+
+    def index(self, axis: str) -> int:
+        return self.mesh.coordinates(self.rank)[axis]
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """The group of the ranks that differ from this one in `axis` only."""
+        return self.device_mesh.get_group(axis)
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.index("pp") == self.mesh.pp - 1
+
+    def make_tied_groups(self, stage_sets: Iterable[tuple[int, ...]]) -> None:
+        """Groups over which gradients of parameters tied across stages are summed.
+
+        Every rank has to call this with the same sets of stage indices.
+        """
+        for stages in sorted({s for s in stage_sets if len(s) > 1}):
+            for dp in range(self.mesh.dp):
+                for tp in range(self.mesh.tp):
+                    members = [(pp * self.mesh.dp + dp) * self.mesh.tp + tp for pp in stages]
+                    group = dist.new_group(members)
+                    if self.rank in members:
+                        assert group is not None
+                        self.tied[stages] = group
+
+
+def _check_world_size(mesh: Mesh) -> None:
+    world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
+    if world != mesh.size:
+        raise PlanError(
+            f"the plan's mesh ({mesh}) has {mesh.size} ranks, but {world} are running",
+            next_step=f"start {mesh.size} ranks, for example torchrun --nproc-per-node "
+            f"{mesh.size}, or plan for {world}",
+        )
+
+
+def _start(kind: str, wait: datetime.timedelta) -> None:
+    if dist.is_initialized():
+        return
+    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=wait)
+    else:
+        # One rank without torchrun: a store in this process is enough.
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=wait)
+
+
+def together(
+    ranks: Ranks, error: Exception | None, amounts: tuple[float, ...] = ()
+) -> tuple[float, ...]:
+    """Let all ranks go on, or fail, together; returns the sums of `amounts` over all ranks.
+
+    Every rank calls this with its own error, or None. If any has one, every rank raises within
+    seconds: its own error, or a `RuntimeFault` that tells the others'.
+    """
+    numbers = torch.tensor([float(error is not None), *amounts], dtype=torch.float64)
+    dist.all_reduce(numbers, group=ranks.control)
+    if not numbers[0]:
+        return tuple(numbers[1:].tolist())
+    texts: list[Any] = [None] * ranks.mesh.size
+    text = f"{type(error).__name__}: {error}" if error is not None else None
+    dist.all_gather_object(texts, text, group=ranks.control)
+    if error is not None:
+        raise error
+    failed = [rank for rank, found in enumerate(texts) if found is not None]
+    raise RuntimeFault(f"rank {failed[0]} (of {len(failed)} that failed): {texts[failed[0]]}")
+
+
+def agree(ranks: Ranks, fingerprint_text: str) -> None:
+    """Raise `RuntimeFault` on every rank unless all hold the same plan and program."""
+    digest = hashlib.sha256(fingerprint_text.encode()).hexdigest()[:16]
+    digests: list[Any] = [None] * ranks.mesh.size
+    dist.all_gather_object(digests, digest, group=ranks.control)
+    differ = [rank for rank, found in enumerate(digests) if found != digests[0]]
+    if differ:
+        raise RuntimeFault(
+            f"ranks {differ} hold another plan or program than rank 0 "
+            f"({', '.join(sorted(set(digests)))})",
+            next_step="give every rank the same model, plan and library versions",
+        )

@@ -1,0 +1,186 @@
+"""The module of one pipeline stage, built from its `StageProgram`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+from autopar.stage_program import BlockProgram, ParameterSpec, StageProgram
+
+Tensor = torch.Tensor
+MakeParameter = Callable[[ParameterSpec], nn.Parameter]
+
+
+class ParameterSlots(nn.Module):
+    """A module whose parameters are known by fully qualified name (dots can't be in attributes)."""
+
+    def __init__(self, specs: list[ParameterSpec], make: MakeParameter) -> None:
+        super().__init__()
+        self.specs = {f"p{index}": spec for index, spec in enumerate(specs)}
+        for name, spec in self.specs.items():
+            self.register_parameter(name, make(spec))
+
+    def slot_of(self, fqn: str) -> str:
+        return next(name for name, spec in self.specs.items() if spec.fqn == fqn)
+
+
+class BlockModule(ParameterSlots):
+    """One block: owns the parameters that no other block of the stage reads."""
+
+    def __init__(
+        self, block: BlockProgram, specs: list[ParameterSpec], make: MakeParameter
+    ) -> None:
+        super().__init__(specs, make)
+        self.block = block
+        self._graph: Callable[..., tuple[Tensor, ...]] = block.graph.forward
+        # (owner, slot, dtype) per graph parameter; a list of tuples, so nothing is registered.
+        self._reads: list[tuple[nn.Module, str, torch.dtype]] = []
+        self._buffer_values: tuple[Tensor, ...] = ()
+        self._kept: list[Tensor] | None = None
+
+    def connect(
+        self, owners: dict[str, ParameterSlots], specs: dict[str, ParameterSpec],
+        buffers: dict[str, Tensor],
+    ) -> None:
+        """Say where each parameter and buffer that the graph reads is found."""
+        self._reads = [
+            (owners[fqn], owners[fqn].slot_of(fqn), specs[fqn].dtype)
+            for fqn in self.block.parameters
+        ]
+        self._buffer_values = tuple(buffers[name] for name in self.block.buffers)
+
+    def keep_parameters(self) -> None:
+        """Read (and cast) the parameters once for all microbatches, until `release_parameters`.
+
+        Only when nothing moves the parameters' memory in between.
+        """
+        self._kept = self._parameters_for_graph()
+
+    def release_parameters(self) -> None:
+        self._kept = None
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        if self.block.recompute and torch.is_grad_enabled():
+            outputs: tuple[Tensor, ...] = checkpoint(self._run, *inputs, use_reentrant=False)
+            return outputs
+        return self._run(*inputs)
+
+    def _run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        parameters = self._kept if self._kept is not None else self._parameters_for_graph()
+        return tuple(self._graph(*parameters, *self._buffer_values, *inputs))
+
+    def _parameters_for_graph(self) -> list[Tensor]:
+        found = []
+        for owner, slot, dtype in self._reads:
+            parameter = owner._parameters[slot]
+            assert parameter is not None
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            found.append(local if local.dtype == dtype else local.to(dtype))
+        return found
+
+
+class StageModule(ParameterSlots):
+    """All blocks of a stage for one microbatch: received values and batch inputs in; values to send,
+    or the loss, out. Owns the parameters that several of its blocks read.
+
+    `finish_block` is called on each block once its parameters exist (ZeRO shards them there), so that no
+    more than one block is ever whole.
+    """
+
+    def __init__(
+        self,
+        program: StageProgram,
+        make: MakeParameter,
+        buffers: dict[str, Tensor],
+        finish_block: Callable[[nn.Module], None] = lambda block: None,
+    ) -> None:
+        readers: dict[str, int] = {}
+        for block in program.blocks:
+            for fqn in dict.fromkeys(block.parameters):
+                readers[fqn] = readers.get(fqn, 0) + 1
+        tied = [program.parameters[fqn] for fqn, count in readers.items() if count > 1]
+        super().__init__(tied, make)
+        self.program = program
+        self.buffer_values = buffers
+        self.whole_inputs: dict[str, Tensor] = {}
+        self.blocks = nn.ModuleList()
+        for block in program.blocks:
+            own = [program.parameters[f] for f in dict.fromkeys(block.parameters) if readers[f] == 1]
+            module = BlockModule(block, own, make)
+            finish_block(module)
+            self.blocks.append(module)
+        owners: dict[str, ParameterSlots] = {s.fqn: self for s in tied}
+        for module in self._block_modules():
+            owners |= {spec.fqn: module for spec in module.specs.values()}
+        self._owners = owners
+        for module in self._block_modules():
+            module.connect(owners, program.parameters, buffers)
+        self._dead = _dead_after(program)
+
+    def forward(self, *received: Tensor, **batch: Tensor) -> Tensor | tuple[Tensor, ...]:
+        program = self.program
+        env: dict[str, Tensor] = {**batch, **self.whole_inputs}
+        env |= self._shared_values(env)
+        env |= {spec.name: value for spec, value in zip(program.receive, received, strict=True)}
+        for index, module in enumerate(self._block_modules()):
+            block = module.block
+            outputs = module(*(env[name] for name in block.inputs))
+            env |= dict(zip(block.outputs, outputs, strict=True))
+            del outputs
+            for name in self._dead[index]:
+                env.pop(name, None)
+        if program.loss is not None:
+            return env[program.loss]
+        return tuple(env[spec.name].contiguous() for spec in program.send)
+
+    def _shared_values(self, env: dict[str, Tensor]) -> dict[str, Tensor]:
+        program = self.program
+        if program.shared is None:
+            return {}
+        arguments = [self.buffer_values[name] for name in program.shared_buffers]
+        arguments += [env[name] for name in program.shared_inputs]
+        with torch.no_grad():
+            values = program.shared(*arguments)
+        return dict(zip(program.shared_outputs, values, strict=True))
+
+    def _block_modules(self) -> Iterator[BlockModule]:
+        for module in self.blocks:
+            assert isinstance(module, BlockModule)
+            yield module
+
+    def keep_parameters(self) -> None:
+        for module in self._block_modules():
+            module.keep_parameters()
+
+    def release_parameters(self) -> None:
+        for module in self._block_modules():
+            module.release_parameters()
+
+    def fqn_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters by their names in the user's model, in the order of the program."""
+        found = {}
+        for fqn in self.program.parameters:
+            owner = self._owners.get(fqn)
+            if owner is not None:
+                parameter = owner._parameters[owner.slot_of(fqn)]
+                assert parameter is not None
+                found[fqn] = parameter
+        return found
+
+
+def _dead_after(program: StageProgram) -> list[list[str]]:
+    """For each block, the names that nothing after it reads: freed there."""
+    last: dict[str, int] = {}
+    for index, block in enumerate(program.blocks):
+        for name in (*block.inputs, *block.outputs):
+            last[name] = index
+    leaving = {spec.name for spec in program.send} | {program.loss}
+    dead: list[list[str]] = [[] for _ in program.blocks]
+    for name, index in last.items():
+        if name not in leaving:
+            dead[index].append(name)
+    return dead

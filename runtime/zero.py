@@ -1,0 +1,113 @@
+"""How a stage's parameters, gradients and optimizer state are spread over dp: ZeRO levels 0 to 3.
+
+| level | parameters in a step                 | gradients                                  |
+| ----- | ------------------------------------ | ------------------------------------------ |
+| 0     | whole on every rank                  | one all-reduce, in the last backward       |
+| 1     | gathered once, kept to the end       | whole, one reduce-scatter at the end       |
+| 2     | gathered once, kept to the end       | reduce-scattered after every microbatch    |
+| 3     | gathered and dropped block by block  | reduce-scattered after every microbatch    |
+
+Levels 1 to 3 are FSDP2. Level 0, and dp 1, need no second copy of the parameters and so do without: there
+gradients are summed in buckets while the last backward runs. Gradients are sums over dp, because each
+loss is weighted by its share of the whole batch (`autopar.runtime.loss_weights`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from autopar.runtime.gradients import OverlappedSum
+from autopar.runtime.ranks import Ranks
+from autopar.runtime.stage import StageModule
+
+MakeStage = Callable[[Callable[[nn.Module], None]], StageModule]
+
+
+class DataParallel(Protocol):
+    """What a step tells the data-parallel engine."""
+
+    stage: StageModule
+
+    def begin_step(self) -> None: ...
+
+    def before_backward(self, last: bool) -> None: ...
+
+    def end_step(self) -> None: ...
+
+
+def data_parallel(make_stage: MakeStage, ranks: Ranks, zero: int, precision: str) -> DataParallel:
+    """Build the stage with its parameters spread as the level says.
+
+    `make_stage(finish_block)` makes the module and calls `finish_block` on each block as soon as its
+    parameters exist.
+    """
+    if ranks.mesh.dp == 1 or zero == 0:
+        return Replicated(make_stage(lambda block: None), ranks)
+    return Sharded(make_stage, ranks, zero, precision)
+
+
+class Replicated:
+    """Whole parameters on every dp rank."""
+
+    def __init__(self, stage: StageModule, ranks: Ranks) -> None:
+        self.stage = stage
+        group = ranks.group("dp")
+        parameters = list(stage.fqn_parameters().values())
+        self._sum = OverlappedSum(parameters, group) if group.size() > 1 else None
+
+    def begin_step(self) -> None:
+        self.stage.keep_parameters()
+
+    def before_backward(self, last: bool) -> None:
+        if last and self._sum is not None:
+            self._sum.arm()
+
+    def end_step(self) -> None:
+        if self._sum is not None:
+            self._sum.finish()
+        self.stage.release_parameters()
+
+
+class Sharded:
+    """FSDP2 over dp, one unit per block; tied parameters belong to the stage's own unit."""
+
+    def __init__(self, make_stage: MakeStage, ranks: Ranks, zero: int, precision: str) -> None:
+        self._zero = zero
+        mesh = ranks.device_mesh["dp"]
+        # Inputs keep their dtype: the graphs were captured in the compute dtype.
+        policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+        if precision == "bf16-mixed":
+            policy = MixedPrecisionPolicy(
+                param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+            )
+
+        def shard(module: nn.Module) -> None:
+            fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
+
+        # A block that hands a view on is fine here: graphs change no tensor of another block.
+        warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view")
+        self.stage = make_stage(shard)
+        shard(self.stage)
+        for module in self.stage.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+
+    def begin_step(self) -> None:
+        pass
+
+    def before_backward(self, last: bool) -> None:
+        root = self.stage
+        assert isinstance(root, FSDPModule)
+        root.set_is_last_backward(last)
+        root.set_requires_gradient_sync(last or self._zero >= 2)
+        root.set_reshard_after_backward(last or self._zero == 3)
+
+    def end_step(self) -> None:
+        pass

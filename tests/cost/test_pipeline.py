@@ -1,0 +1,94 @@
+"""Schedules: order of actions, what is in flight, and when things happen."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.cost.pipeline import actions, in_flight, makespan, simulate
+from autopar.errors import UsageError
+
+SCHEDULES = st.sampled_from(["gpipe", "1f1b"])
+
+
+def test_gpipe_and_1f1b_as_text():
+    assert " ".join(map(str, actions("gpipe", 2, 3)[0])) == "F0 F1 F2 B0 B1 B2"
+    first, last = actions("1f1b", 2, 3)
+    assert " ".join(map(str, first)) == "F0 F1 B0 F2 B1 B2"
+    assert " ".join(map(str, last)) == "F0 B0 F1 B1 F2 B2"
+
+
+@given(schedule=SCHEDULES, stages=st.integers(1, 6), microbatches=st.integers(1, 12))
+def test_every_microbatch_goes_forward_then_backward_once(schedule, stages, microbatches):
+    for stage, order in enumerate(actions(schedule, stages, microbatches)):
+        assert sorted(str(a) for a in order) == sorted(
+            f"{kind}{i}" for kind in "FB" for i in range(microbatches)
+        )
+        for i in range(microbatches):
+            kinds = [a.kind for a in order if a.microbatch == i]
+            assert kinds == ["F", "B"]
+        expected = microbatches if schedule == "gpipe" else min(microbatches, stages - stage)
+        assert in_flight(order) == expected
+
+
+@given(
+    schedule=SCHEDULES,
+    stages=st.integers(1, 6),
+    microbatches=st.integers(1, 12),
+    forward=st.floats(0.1, 5),
+    backward=st.floats(0.1, 5),
+)
+def test_even_stages_take_the_closed_form(schedule, stages, microbatches, forward, backward):
+    events = simulate([forward] * stages, [backward] * stages, microbatches, schedule)
+    closed = (microbatches + stages - 1) * (forward + backward)
+    assert makespan(events) == pytest.approx(closed, rel=1e-9)
+
+
+@settings(max_examples=200)
+@given(
+    schedule=SCHEDULES,
+    times=st.lists(st.tuples(st.floats(0.1, 5), st.floats(0.1, 5)), min_size=1, max_size=5),
+    microbatches=st.integers(1, 10),
+    send=st.floats(0, 1),
+)
+def test_events_respect_order_and_dependencies(schedule, times, microbatches, send):
+    forward, backward = [f for f, _ in times], [b for _, b in times]
+    events = simulate(forward, backward, microbatches, schedule, send)
+    stages = len(times)
+    assert len(events) == 2 * stages * microbatches
+    at = {(e.stage, e.kind, e.microbatch): e for e in events}
+    for (stage, kind, i), event in at.items():
+        if kind == "F" and stage:
+            assert event.start >= at[stage - 1, "F", i].end + send - 1e-9
+        if kind == "B" and stage < stages - 1:
+            assert event.start >= at[stage + 1, "B", i].end + send - 1e-9
+        if kind == "B":
+            assert event.start >= at[stage, "F", i].end - 1e-9
+    for stage in range(stages):
+        mine = sorted((e for e in events if e.stage == stage), key=lambda e: e.start)
+        for one, two in zip(mine, mine[1:], strict=False):
+            assert two.start >= one.end - 1e-9
+    slowest = microbatches * max(f + b for f, b in times)
+    assert makespan(events) >= slowest - 1e-9
+
+
+@given(
+    times=st.lists(st.tuples(st.floats(0.1, 5), st.floats(1, 3)), min_size=1, max_size=5),
+    extra=st.integers(0, 8),
+)
+def test_uneven_1f1b_stays_near_the_closed_form(times, extra):
+    """The closed form prices fill and drain at every stage's own speed, the rest at the slowest's."""
+    forward = [f for f, _ in times]
+    backward = [f * ratio for f, ratio in times]
+    microbatches = len(times) + extra
+    total = [f + b for f, b in zip(forward, backward, strict=True)]
+    closed = sum(total) + (microbatches - 1) * max(total)
+    seen = makespan(simulate(forward, backward, microbatches, "1f1b"))
+    assert seen <= closed * 1.3
+    assert seen >= microbatches * max(total) - 1e-9
+
+
+def test_an_unknown_schedule_is_named():
+    with pytest.raises(UsageError, match="unknown schedule 'zb'"):
+        actions("zb", 2, 2)

@@ -1,0 +1,78 @@
+"""Toy models for end-to-end tests, in the form `file.py:function`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+VOCABULARY, SEQUENCE = 128, 16
+
+
+def _causal(config: Any) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    from transformers import AutoModelForCausalLM
+
+    config.use_cache = False
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = None
+    model = AutoModelForCausalLM.from_config(config)
+    # Random weights of order one: with the usual tiny initialisation many gradients are near zero.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(5)
+    ids = torch.arange(4 * SEQUENCE).view(4, SEQUENCE) % VOCABULARY
+    return model, {"input_ids": ids, "labels": ids.clone()}
+
+
+def llama(**changes: Any) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    from transformers import LlamaConfig
+
+    sizes = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "vocab_size": VOCABULARY, "max_position_embeddings": 64,
+    }
+    return _causal(LlamaConfig(**{**sizes, **changes}))
+
+
+def llama_grouped() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    return llama(num_key_value_heads=2)
+
+
+def llama_three_heads() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """Three heads: no degree of 2 or 4 divides them."""
+    return llama(hidden_size=48, num_attention_heads=3, num_key_value_heads=3)
+
+
+def gpt2() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    from transformers import GPT2Config
+
+    return _causal(
+        GPT2Config(
+            n_embd=32, n_layer=4, n_head=4, n_positions=64, vocab_size=VOCABULARY, attn_pdrop=0.0,
+            embd_pdrop=0.0, resid_pdrop=0.0,
+        )
+    )
+
+
+def qwen3() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    from transformers import Qwen3Config
+
+    return _causal(
+        Qwen3Config(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=8, vocab_size=VOCABULARY, max_position_embeddings=64,
+        )
+    )
+
+
+def gemma2() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    from transformers import Gemma2Config
+
+    return _causal(
+        Gemma2Config(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=8, vocab_size=VOCABULARY, max_position_embeddings=64,
+            sliding_window=8, query_pre_attn_scalar=8,
+        )
+    )

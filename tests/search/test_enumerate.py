@@ -1,0 +1,196 @@
+"""The outer search: equal to trying everything, honest about time, true to its pins."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.cost.evaluate import evaluate
+from autopar.errors import PassError, UsageError
+from autopar.search import columns, stages
+from autopar.search.best_first import TIE
+from autopar.search.bounds import bound
+from autopar.search.enumerate import legal_settings, search
+from autopar.search.options import SearchOptions, parse_pins
+from tests.search.synthetic import Provider, cluster
+
+GIB = 2**30
+
+
+def try_everything(provider: Provider, options: SearchOptions) -> float | None:
+    """The best step over all configurations, none skipped."""
+    limit = options.limit(provider.on)
+    best = None
+    for setting in legal_settings(provider, provider.on, options)[0]:
+        for cost in provider.chains(setting.mesh.tp, setting.microbatch):
+            found = stages.solve(columns.build(cost.blocks, setting), limit)
+            if found is not None:
+                assert bound(columns.Chain(cost.blocks), setting).seconds <= found.objective * (
+                    1 + 1e-12
+                )
+                assert bound(columns.Chain(cost.blocks), setting).peak <= max(found.peaks)
+                if best is None or found.objective < best:
+                    best = found.objective
+    return best
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    ranks=st.sampled_from([1, 2, 4, 8, 12]),
+    layers=st.integers(1, 5),
+    batch=st.sampled_from([4, 8, 24]),
+    width=st.sampled_from([512, 2048]),
+    precision=st.sampled_from(["fp32", "bf16-mixed", "bf16"]),
+    gib=st.floats(0.3, 6.0),
+    tied=st.booleans(),
+)
+def test_finds_what_trying_everything_finds(ranks, layers, batch, width, precision, gib, tied):
+    provider = Provider(cluster(ranks), layers=layers, width=width, tied=tied)
+    options = SearchOptions(batch, precision=precision, memory_limit=int(gib * GIB))
+    result = search(provider, provider.on, options)
+    expected = try_everything(provider, options)
+    if expected is None:
+        assert result.status == "infeasible" and result.choice is None
+        return
+    assert result.status == "optimal"
+    assert result.step_seconds == pytest.approx(expected, rel=2 * TIE)
+    assert result.bound_step_seconds <= result.step_seconds * (1 + TIE) and result.gap <= TIE
+    assert max(m["total"] for m in result.memory_per_stage) <= options.limit(provider.on)
+    for recipe in result.recipes:
+        if recipe.fits:
+            assert recipe.choice.step_seconds >= result.step_seconds * (1 - TIE)
+
+
+def test_is_deterministic_and_counts_what_it_did():
+    first, second = (
+        search(Provider(cluster(8)), cluster(8), SearchOptions(32, memory_limit=2 * GIB))
+        for _ in range(2)
+    )
+    assert first.choice == second.choice
+    assert first.alternatives == second.alternatives
+    assert first.configurations == second.configurations
+    assert 0 <= first.pruned < first.shapes
+    document = first.search_dict()
+    assert {"seconds", "shapes", "pruned", "bound_step_seconds", "gap"} <= set(document)
+    assert sum(first.time_breakdown.values()) == pytest.approx(first.step_seconds, rel=1e-12)
+
+
+def test_alternatives_are_other_shapes_in_order_with_reasons():
+    result = search(Provider(cluster(8)), cluster(8), SearchOptions(32, memory_limit=4 * GIB))
+    times = [c.step_seconds for c in result.alternatives]
+    assert times == sorted(times) and times[0] >= result.step_seconds
+    shapes = {c.mesh for c in result.alternatives}
+    assert len(shapes) == len(result.alternatives) == 3 and result.choice.mesh not in shapes
+    assert all("more" in c.why for c in result.alternatives)
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        "tp=2,pp=2,dp=2", "zero=3,dp=4", "microbatch=2", "microbatches=8", "schedule=gpipe,pp=4",
+        "recompute=full", "recompute=none", "boundary=S(1),tp=4", "cuts=layers.3",
+        "tp=2,pp=2,dp=2,zero=1,microbatch=1,schedule=1f1b,recompute=full,boundary=R",
+    ],
+)
+def test_pins_are_kept(pins):
+    provider = Provider(cluster(8))
+    choice = search(provider, provider.on, SearchOptions(32, pins=parse_pins(pins))).choice
+    wanted = parse_pins(pins)
+    assert choice is not None
+    for axis in ("tp", "pp", "dp"):
+        assert getattr(wanted, axis) in (None, choice.mesh.degree(axis))
+    for name in ("zero", "microbatch", "microbatches", "schedule", "boundary"):
+        assert getattr(wanted, name) in (None, getattr(choice, name))
+    assert wanted.recompute in (None, choice.recompute_label)
+    if wanted.cuts:
+        assert [s.blocks[0] for s in choice.stages] == ["embed", *wanted.cuts]
+
+
+def test_1f1b_needs_as_many_microbatches_as_stages():
+    provider = Provider(cluster(4))
+    gpipe = search(provider, provider.on, SearchOptions(2, pins=parse_pins("pp=4")))
+    assert gpipe.choice.schedule == "gpipe" and gpipe.choice.microbatches <= 2
+    with pytest.raises(UsageError, match="at least as many micro-batches as stages"):
+        search(provider, provider.on, SearchOptions(2, pins=parse_pins("pp=4,schedule=1f1b")))
+
+
+def test_a_batch_that_does_not_divide_is_left_out_with_the_reason():
+    provider = Provider(cluster(8), heads=2)
+    result = search(provider, provider.on, SearchOptions(3))
+    assert result.choice.mesh.dp == 1
+    assert any("global batch 3 does not divide" in note for note in result.notes)
+
+
+def test_a_fixed_captured_batch_is_respected():
+    provider = Provider(cluster(4), fixed_batch=6)
+    result = search(provider, provider.on, SearchOptions(720))
+    assert result.choice.microbatch == 6
+    with pytest.raises(UsageError, match="another, fixed batch"):
+        search(provider, provider.on, SearchOptions(720, pins=parse_pins("microbatch=4")))
+
+
+def test_an_unknown_boundary_names_the_known_ones():
+    provider = Provider(cluster(4))
+    with pytest.raises(UsageError, match=r"choose one of R, S\(1\)"):
+        search(provider, provider.on, SearchOptions(8, pins=parse_pins("boundary=S(2),tp=2")))
+
+
+def test_ties_go_to_the_simpler_plan():
+    provider = Provider(cluster(1))
+    choice = search(provider, provider.on, SearchOptions(4)).choice
+    assert choice.zero == 0 and choice.boundary == "R" and choice.recompute_label == "none"
+
+
+def test_out_of_time_gives_a_plan_with_its_gap_not_a_false_proof():
+    provider = Provider(cluster(8), layers=30, width=4096)
+    options = SearchOptions(64, memory_limit=30 * GIB, time_limit=0.0)
+    hasty = search(provider, provider.on, options)
+    proven = search(provider, provider.on, SearchOptions(64, memory_limit=30 * GIB))
+    assert hasty.bound_step_seconds <= proven.step_seconds <= hasty.step_seconds * (1 + TIE)
+    assert hasty.status == ("optimal" if hasty.gap <= TIE else "feasible")
+    for recipe in hasty.recipes:
+        if recipe.fits:
+            assert recipe.choice.step_seconds >= hasty.step_seconds * (1 - TIE)
+
+
+def test_asks_for_prices_only_where_the_bound_leaves_a_doubt():
+    provider = Provider(cluster(64), layers=40, width=8192)
+    result = search(provider, provider.on, SearchOptions(512))
+    possible = {
+        (s.mesh.tp, s.microbatch)
+        for s in legal_settings(provider, provider.on, SearchOptions(512))[0]
+    }
+    assert result.status == "optimal"
+    assert len(set(provider.asked)) == len(provider.asked) < len(possible)
+
+
+def test_progress_is_reported():
+    seen = []
+    provider = Provider(cluster(8))
+    search(provider, provider.on, SearchOptions(32), seen.append)
+    assert seen and seen[0].explored == 1 and seen[0].best_seconds is None
+
+
+def test_an_objective_that_is_not_the_cost_is_refused(monkeypatch):
+    true_solve = stages.solve
+
+    def wrong(*args, **kwargs):
+        found = true_solve(*args, **kwargs)
+        if found is None:
+            return None
+        return stages.StageSolution(
+            found.objective * 0.985, found.bound, found.cuts, found.recompute, found.peaks
+        )
+
+    monkeypatch.setattr(stages, "solve", wrong)
+    provider = Provider(cluster(8))
+    with pytest.raises(PassError, match="a fault of autopar"):
+        search(provider, provider.on, SearchOptions(32))
+
+
+def test_the_evaluation_is_of_the_chosen_plan():
+    provider = Provider(cluster(8))
+    result = search(provider, provider.on, SearchOptions(32, memory_limit=2 * GIB))
+    again = evaluate(result.choice, result.choice.chain.blocks, provider.on)
+    assert again == result.evaluation

@@ -1,0 +1,116 @@
+"""Nothing fits: the smallest memory is exact, and every relaxation was solved."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.cost.setting import Setting
+from autopar.mesh import Mesh
+from autopar.search import columns, stages
+from autopar.search.enumerate import search
+from autopar.search.infeasible import explain, explain_infeasible, infeasible_error, least_peak
+from autopar.search.options import SearchOptions, parse_pins
+from tests.search.synthetic import Provider, cluster
+from tests.search.test_stages import NUMBERS, block, brute_force
+from tests.search.test_stages import cluster as unit_cluster
+
+MIB = 2**20
+
+
+def impossible(pins: str = "", **changes):
+    provider = Provider(cluster(4))
+    options = SearchOptions(16, memory_limit=150 * MIB, pins=parse_pins(pins), **changes)
+    result = search(provider, provider.on, options)
+    assert result.status == "infeasible" and result.choice is None and result.gap is None
+    return provider, options, result
+
+
+def factory(precision, on):
+    scale = 1 if precision == "bf16" else 2
+    return Provider(on, sequence=1024 * scale)
+
+
+def test_the_smallest_memory_works_and_one_byte_less_does_not():
+    provider, options, result = impossible()
+    found = explain_infeasible(result, provider, provider.on, options).infeasible
+    enough = SearchOptions(16, memory_limit=found.smallest_bytes)
+    assert search(provider, provider.on, enough).status == "optimal"
+    too_little = SearchOptions(16, memory_limit=found.smallest_bytes - 1)
+    assert search(provider, provider.on, too_little).status == "infeasible"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    numbers=st.lists(NUMBERS, min_size=3, max_size=5),
+    pp=st.integers(1, 3),
+    m=st.integers(1, 4),
+    schedule=st.sampled_from(["gpipe", "1f1b"]),
+    recompute=st.sampled_from(["auto", "none", "full"]),
+)
+def test_least_peak_is_the_smallest_limit_with_a_solution(numbers, pp, m, schedule, recompute):
+    blocks = [block(i, x) for i, x in enumerate(numbers)]
+    setting = Setting(unit_cluster(pp), Mesh(pp, 1, 1), 1, m, schedule)
+    table = columns.build(blocks, setting)
+    peak = least_peak(table, recompute)
+    assert stages.solve(table, peak, recompute=recompute) is not None
+    assert stages.solve(table, peak - 1, recompute=recompute) is None
+    assert brute_force(blocks, setting, peak - 1, recompute) == math.inf
+
+
+def test_relaxations_come_in_order_and_are_solved():
+    provider, options, result = impossible("recompute=none,zero=0,microbatch=2")
+    found = explain_infeasible(result, provider, provider.on, options, factory).infeasible
+    names = [r.change for r in found.relaxations]
+    assert names[0] == "precision bf16"
+    order = ["recompute=full instead of none", "free microbatch=2", "free zero=0"]
+    assert [n for n in names if n in order] == order
+    assert any(r.fits for r in found.relaxations)
+    for relaxation in found.relaxations:
+        if relaxation.fits:
+            assert relaxation.peak_bytes <= options.memory_limit and relaxation.step_seconds > 0
+    text = explain(found)
+    assert "nothing fits in 0.15 GiB per rank" in text and "not enough: " in text
+
+
+def test_more_ranks_are_tried_on_a_larger_cluster():
+    provider, options, result = impossible("recompute=full,zero=3")
+    found = explain_infeasible(result, provider, provider.on, options, factory).infeasible
+    assert {"2 x the ranks (8)", "4 x the ranks (16)"} <= {r.change for r in found.relaxations}
+
+
+def test_without_a_factory_only_decisions_are_freed():
+    provider, options, result = impossible("zero=0")
+    found = explain_infeasible(result, provider, provider.on, options).infeasible
+    assert not any("ranks" in r.change or "precision" in r.change for r in found.relaxations)
+
+
+def test_the_error_names_the_memory_that_would_work():
+    provider, options, result = impossible()
+    explained = explain_infeasible(result, provider, provider.on, options)
+    error = infeasible_error(explained)
+    assert error.exit_code == 5
+    assert f"{explained.infeasible.smallest_bytes / 2**30:.2f} GiB" in error.next_step
+    assert "nothing fits" in str(infeasible_error(explained))
+    assert "no plan fits" in str(infeasible_error(result))
+    document = explained.infeasible.to_dict()
+    assert document["smallest_bytes"] > document["limit_bytes"] == 150 * MIB
+
+
+def test_a_result_with_a_plan_comes_back_unchanged():
+    provider = Provider(cluster(4))
+    options = SearchOptions(16)
+    result = search(provider, provider.on, options)
+    assert explain_infeasible(result, provider, provider.on, options) is result
+
+
+@pytest.mark.parametrize("pins", ["", "pp=4", "tp=4"])
+def test_the_smallest_plan_keeps_the_pins(pins):
+    provider, options, result = impossible(pins)
+    found = explain_infeasible(result, provider, provider.on, options).infeasible
+    wanted = parse_pins(pins)
+    assert wanted.pp in (None, found.smallest.mesh.pp)
+    assert wanted.tp in (None, found.smallest.mesh.tp)
