@@ -105,7 +105,10 @@ def search_plan(
     captured = time.perf_counter()
     sizes = planned_sizes(program, sequence)
     program = prepare(program, sizes)
-    costs = ModelCosts(program, cluster, sizes, boundary=options.pins.boundary)
+    costs = ModelCosts(
+        program, cluster, sizes, boundary=options.pins.boundary,
+        split_weights=options.pins.weights == "split",
+    )
     analysed = time.perf_counter()
     result = search(costs, cluster, options, progress)
     seconds = {

@@ -9,9 +9,9 @@ from autopar.op_call import STATIC, op_call
 from autopar.parts import Parts, Slot
 from autopar.program import module_path, tensors_of
 from autopar.report.block_picture import BlockPicture, EdgePicture, OpPicture
-from autopar.passes.analysis.block_costs import roofline
 from autopar.passes.analysis.block_memory import block_memory
 from autopar.passes.analysis.blocks import local_op_names
+from autopar.passes.analysis.roofline import roofline
 from autopar.passes.analysis.strategies import Axis
 
 TRIVIAL = frozenset({"to", "detach", "clone", "contiguous"})

@@ -24,7 +24,7 @@ from autopar.placement_problem import Problem
 from autopar.program import Program
 from autopar.passes.analysis.block_costs import block_cost
 from autopar.passes.analysis.blocks import analyse_blocks
-from autopar.passes.analysis.strategies import Axis, build_problem, candidates, local_call, source_names
+from autopar.passes.analysis.strategies import Axis, build_problem, candidates, local_call, searched, source_names
 from autopar.passes.pass_manager import run_passes
 from autopar.passes.pipeline import front_pipeline
 from autopar.passes.rewrite.cut_blocks import cut_block
@@ -65,7 +65,8 @@ class ModelCosts:
     """Implements `autopar.block_cost.CostProvider` for a prepared program on a cluster.
 
     `state_bytes`: bytes of parameter, gradient and optimizer state per byte of parameter: only steers
-    which points of the frontier are tried. Results are kept.
+    which points of the frontier are tried. `split_weights`: no weight matrix is whole on a tp rank that
+    could hold a slice. Results are kept.
     """
 
     def __init__(
@@ -76,12 +77,14 @@ class ModelCosts:
         *,
         state_bytes: float = 8.0,
         boundary: str | None = None,
+        split_weights: bool = False,
     ) -> None:
         self.program = program
         self.cluster = cluster
         self.sizes = sizes
         self.state_bytes = state_bytes
         self.pinned_boundary = boundary
+        self.split_weights = split_weights
         self.blocks = analyse_blocks(program)
         self.block_names = tuple(b.name for b in self.blocks.chain)
         self.notes: dict[str, None] = {}
@@ -250,7 +253,9 @@ class ModelCosts:
         self, group: list[str], kinds: dict[str, _Kind], tp: int, boundary: Placement
     ) -> _GroupModel:
         parts = [(k, kinds[k].graph, kinds[k].slots) for k in group]
-        problem = build_problem(parts, self._axis(tp), boundary, self.state_bytes)
+        problem = build_problem(
+            parts, self._axis(tp), boundary, self.state_bytes, split_weights=self.split_weights
+        )
         return _GroupModel(parts, problem, Model(problem))
 
     def _solve(
@@ -325,7 +330,7 @@ class ModelCosts:
         for node, call in found.calls.items():
             prices = [
                 op_cost(local_call(call, s, tp), found.flops[node] * s.share, self.cluster.device)
-                for s in found.strategies[node]
+                for s in searched(call, found.strategies[node])
             ]
             forward += min(p.forward_seconds for p in prices)
             backward += min(p.backward_seconds for p in prices)

@@ -144,8 +144,9 @@ def _compare(
 ) -> None:
     expected = reference_loss(reference, batch)
     expected.backward()
-    verdict.loss, verdict.reference_loss = loss, float(expected)
-    verdict.loss_error = abs(loss - float(expected)) / max(abs(float(expected)), 1e-12)
+    verdict.loss, verdict.reference_loss = loss, float(expected.detach())
+    difference = abs(loss - verdict.reference_loss)
+    verdict.loss_error = difference / max(abs(verdict.reference_loss), 1e-12)
     wanted = {n: p.grad for n, p in reference.named_parameters() if p.grad is not None}
     total = torch.sqrt(sum((g.double().norm() ** 2 for g in wanted.values()), torch.zeros(()).double()))
     for name, grad in wanted.items():
@@ -191,7 +192,7 @@ def _train(
             expected = reference_loss(reference, batch)
             expected.backward()
             verdict.step_losses.append(loss)
-            verdict.reference_step_losses.append(float(expected))
+            verdict.reference_step_losses.append(float(expected.detach()))
     state = program.full_state_dict()
     if verdict is None or reference is None:
         return

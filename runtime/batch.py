@@ -25,7 +25,9 @@ class BatchRules:
     dp: int
     dp_index: int
 
-    def local(self, batch: Mapping[str, Any], ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def local(
+        self, batch: Mapping[str, Any], ranks: Ranks
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """This rank's rows of the inputs that are cut, and the whole inputs; on the device.
 
         Takes the global batch, of which every dp rank uses its own rows, or only those rows; dim 0
@@ -93,7 +95,9 @@ class BatchRules:
         local = [own, *spec.shape[1:]]
         if self.dp == 1:
             return str(local)
-        return f"{[own * self.dp, *spec.shape[1:]]} (the global batch) or {local} (a dp rank's part)"
+        return (
+            f"{[own * self.dp, *spec.shape[1:]]} (the global batch) or {local} (a dp rank's part)"
+        )
 
     def _wrong_rows(self, name: str, spec: ValueSpec, value: Tensor) -> PlanError:
         return PlanError(

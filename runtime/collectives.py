@@ -12,7 +12,11 @@ import torch.distributed as dist
 
 from autopar.runtime import vocabulary  # noqa: F401 - registers its ops with these
 from autopar.runtime.op_library import define, define_identity
-from autopar.runtime.torch_compat import resolve_group
+from autopar.runtime.torch_compat import (
+    all_gather_single,
+    reduce_scatter_single,
+    resolve_group,
+)
 
 Tensor = torch.Tensor
 _ops = torch.ops.autopar
@@ -29,14 +33,14 @@ def _all_reduce(x: Tensor, group: str) -> Tensor:
 
 def _all_gather(x: Tensor, dim: int, ranks: int, group: str) -> Tensor:
     whole = x.new_empty((ranks * x.shape[0], *x.shape[1:]))
-    dist.all_gather_into_tensor(whole, x.contiguous(), group=resolve_group(group))
+    all_gather_single(whole, x.contiguous(), group=resolve_group(group))
     return whole if dim == 0 else torch.cat(whole.chunk(ranks), dim)
 
 
 def _reduce_scatter(x: Tensor, dim: int, ranks: int, group: str) -> Tensor:
     rows = x.contiguous() if dim == 0 else torch.cat(x.chunk(ranks, dim))
     piece = x.new_empty(_piece_shape(x, dim, ranks))
-    dist.reduce_scatter_tensor(piece, rows, group=resolve_group(group))
+    reduce_scatter_single(piece, rows, group=resolve_group(group))
     return piece
 
 

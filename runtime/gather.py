@@ -24,7 +24,8 @@ def gather_to_first(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> dict[s
     for name, tensor in tensors.items():
         value = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if leads:
-            whole[name] = value.detach().cpu().contiguous()
+            # A copy: on one dp and tp rank `value` is the memory of the program itself.
+            whole[name] = value.detach().to("cpu", copy=True).contiguous()
     if not leads:
         return {}
     stride = ranks.mesh.stride("pp")

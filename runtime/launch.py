@@ -42,9 +42,7 @@ def spawn(
     import torch.distributed as dist
 
     # This process holds the store, so that its port is taken from the moment it is known.
-    store = dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True
-    )
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True)
     context = multiprocessing.get_context("spawn")
     processes: list[Any] = []
     pipes: list[connection.Connection] = []

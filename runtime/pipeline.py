@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,7 +12,12 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from autopar.plan import Plan
 from autopar.runtime.loss_weights import weighted
 from autopar.runtime.ranks import Ranks
-from autopar.runtime.torch_compat import ShortSchedule1F1B, stage_backward
+from autopar.runtime.torch_compat import (
+    ShortSchedule1F1B,
+    allocate_buffers,
+    free_buffers,
+    stage_backward,
+)
 from autopar.runtime.zero import DataParallel
 from autopar.stage_program import ValueSpec
 
@@ -75,10 +82,17 @@ class PipelinedStage:
 
 
 class _Stage(PipelineStage):
-    """Lets the engine decide when gradients are reduced, where torch's stage always waits for the end."""
+    """torch's stage with two changes.
 
-    def __init__(self, engine: DataParallel, index: int, stages: int, *args: Any, **kw: Any) -> None:
-        super().__init__(engine.stage, index, stages, *args, **kw)
+    The engine decides when gradients are reduced, where torch always waits for the last microbatch.
+    Memory for received values exists from their receipt to their backward, where torch holds it for all
+    microbatches from the first step on.
+    """
+
+    def __init__(
+        self, engine: DataParallel, index: int, stages: int, device: torch.device, **options: Any
+    ) -> None:
+        super().__init__(engine.stage, index, stages, device, **options)
         self._engine = engine
 
     def backward_maybe_with_nosync(
@@ -90,6 +104,47 @@ class _Stage(PipelineStage):
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Nothing: the last backward reduced already."""
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
+        allocate_buffers(self.args_recv_info[fwd_chunk_id], self.device)
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[Any]:
+        allocate_buffers(self.grad_recv_info.get(bwd_chunk_id, ()), self.device)
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        if not self.has_backward:
+            free_buffers(self.args_recv_info[fwd_chunk_id])
+        return output
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        if self.has_backward:
+            free_buffers(self.args_recv_info[bwd_chunk_id])
+            free_buffers(self.grad_recv_info.get(bwd_chunk_id, ()))
+
+    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
+        with self._on_meta():
+            super()._setup_forward_recv_info(num_microbatches, has_backward)
+        for infos in self.args_recv_info.values():
+            free_buffers(infos)
+
+    def _create_grad_recv_info(self, act_send_info: Any) -> tuple[Any, ...]:
+        with self._on_meta():
+            infos = super()._create_grad_recv_info(act_send_info)
+        free_buffers(infos)
+        return infos
+
+    @contextmanager
+    def _on_meta(self) -> Iterator[None]:
+        """Where torch would allocate, make it allocate nothing."""
+        self.device, device = torch.device("meta"), self.device
+        try:
+            yield
+        finally:
+            self.device = device
 
 
 def _example(spec: ValueSpec) -> Tensor:

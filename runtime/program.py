@@ -123,7 +123,9 @@ class DistributedProgram:
         specs = program.parameters
         # A parameter tied across stages counts for its first stage.
         self._owned = [
-            p for fqn, p in self._parameters.items() if specs[fqn].stages[:1] in ((), (program.index,))
+            p
+            for fqn, p in self._parameters.items()
+            if specs[fqn].stages[:1] in ((), (program.index,))
         ]
 
     # Training.
@@ -138,12 +140,11 @@ class DistributedProgram:
         ranks, plan = self.ranks, self.plan
         local, weights = self._prepare({**(batch or {}), **inputs})
         before = self._set_gradients_aside() if self._training else {}
-        if self._training:
-            self._engine.begin_step()
+        self._engine.begin_step()
         with torch.set_grad_enabled(self._training):
             loss = self._stage.run(local, weights, backward=self._training)
+        self._engine.end_step()
         if self._training:
-            self._engine.end_step()
             self._complete_gradients()
             for parameter, gradient in before.items():
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient

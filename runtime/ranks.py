@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.errors import PlanError, RuntimeFault
 from autopar.mesh import AXES, Mesh
+from autopar.runtime.torch_compat import quiet_redistribution, set_timeout
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Ranks:
     device: torch.device
     device_mesh: DeviceMesh
     control: dist.ProcessGroup
+    wait: datetime.timedelta
     tied: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
 
     @staticmethod
@@ -47,11 +49,14 @@ class Ranks:
         device_mesh = init_device_mesh(
             kind, tuple(mesh.degree(axis) for axis in AXES), mesh_dim_names=AXES
         )
+        for axis in AXES:
+            set_timeout(device_mesh.get_group(axis), wait)
+        quiet_redistribution()
         world = dist.group.WORLD
         assert world is not None
         control = dist.new_group(backend="gloo", timeout=wait) if kind == "cuda" else world
         assert control is not None
-        return Ranks(mesh, dist.get_rank(), here, device_mesh, control)
+        return Ranks(mesh, dist.get_rank(), here, device_mesh, control, wait)
 
     def index(self, axis: str) -> int:
         return self.mesh.coordinates(self.rank)[axis]
@@ -73,7 +78,7 @@ class Ranks:
             for dp in range(self.mesh.dp):
                 for tp in range(self.mesh.tp):
                     members = [(pp * self.mesh.dp + dp) * self.mesh.tp + tp for pp in stages]
-                    group = dist.new_group(members)
+                    group = dist.new_group(members, timeout=self.wait)
                     if self.rank in members:
                         assert group is not None
                         self.tied[stages] = group

@@ -43,7 +43,9 @@ class BlockModule(ParameterSlots):
         self._kept: list[Tensor] | None = None
 
     def connect(
-        self, owners: dict[str, ParameterSlots], specs: dict[str, ParameterSpec],
+        self,
+        owners: dict[str, ParameterSlots],
+        specs: dict[str, ParameterSpec],
         buffers: dict[str, Tensor],
     ) -> None:
         """Say where each parameter and buffer that the graph reads is found."""
@@ -109,7 +111,9 @@ class StageModule(ParameterSlots):
         self.whole_inputs: dict[str, Tensor] = {}
         self.blocks = nn.ModuleList()
         for block in program.blocks:
-            own = [program.parameters[f] for f in dict.fromkeys(block.parameters) if readers[f] == 1]
+            own = [
+                program.parameters[f] for f in dict.fromkeys(block.parameters) if readers[f] == 1
+            ]
             module = BlockModule(block, own, make)
             finish_block(module)
             self.blocks.append(module)

@@ -36,7 +36,8 @@ class DataParallel(Protocol):
 
     def begin_step(self) -> None: ...
 
-    def before_backward(self, last: bool) -> None: ...
+    def before_backward(self, last: bool) -> None:
+        """`last`: of the step, so gradients are to be complete over dp after it."""
 
     def end_step(self) -> None: ...
 
@@ -110,4 +111,7 @@ class Sharded:
         root.set_reshard_after_backward(last or self._zero == 3)
 
     def end_step(self) -> None:
-        pass
+        # After a step without backward, gathered parameters would outlive the next update.
+        for module in self.stage.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()

@@ -61,9 +61,13 @@ def _case(request: VerifyRequest) -> Case:
         sequence = 64
     _check_size(request.model, sequence, request.nproc)
     batch = request.global_batch or (plan.global_batch if plan else 2 * request.nproc)
+    pins = request.pins
+    if "tp=" in pins and "weights=" not in pins:
+        # A toy is fastest with whole weights; what is to be verified is the split program.
+        pins += ",weights=split"
     return Case(
         model=request.model,
-        pins=request.pins,
+        pins=pins,
         plan=plan.to_dict() if plan else None,
         global_batch=batch,
         sequence=sequence,

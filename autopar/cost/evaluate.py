@@ -156,7 +156,7 @@ def _walk(
     backward = _backward(stage, priced, setting)
     forward["pp_comm"] += send_seconds(output, setting)
     backward["pp_comm"] += send_seconds(received, setting)
-    kept = output
+    kept = received + output
     for name in stage.blocks:
         block = priced[name]
         kept += block.input_bytes if name in stage.recompute else block.saved_bytes
@@ -176,8 +176,7 @@ def _walk(
             next_step="every forward needs its backward",
         )
     rebuilt = max((priced[name].saved_bytes for name in stage.recompute), default=0)
-    slots = memory.receive_slots(setting) * (received + output)
-    found = _memory([priced[n] for n in stage.blocks], most + rebuilt, slots, setting)
+    found = _memory([priced[n] for n in stage.blocks], most + rebuilt, received + output, setting)
     return _Walk(spent, sum(forward.values()), sum(backward.values()), busiest, found)
 
 
@@ -242,7 +241,7 @@ def _end(
 
 
 def _memory(
-    blocks: Sequence[BlockCost], activations: int, received: int, setting: Setting
+    blocks: Sequence[BlockCost], activations: int, passing: int, setting: Setting
 ) -> StageMemory:
     """The five terms; parameters that several blocks of the stage tie are held once."""
     seen_tied = False
@@ -272,7 +271,7 @@ def _memory(
     buffers = (
         max(b.transient_bytes for b in blocks)
         + max(memory.bucket_bytes(b, setting) for b in blocks)
-        + received
+        + passing
     )
     return StageMemory(
         parameters, gradients, states, activations, max(buffers, scratch - activations)

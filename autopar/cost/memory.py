@@ -1,29 +1,29 @@
 """The stated memory model: five terms per rank, in bytes, at the fullest moment of a step.
 
-The runtime wraps every block in FSDP2. With n parameter elements on a tensor-parallel rank, d
-data-parallel ranks, and s / c / g / r bytes per element at rest / in compute / as gradient /
-reduced:
+With n parameter elements on a tensor-parallel rank, d data-parallel ranks, and s / c / g / r bytes
+per element at rest / in compute / as gradient / reduced:
 
-| term       | ZeRO-0    | ZeRO-1               | ZeRO-2      | ZeRO-3                         |
-| ---------- | --------- | -------------------- | ----------- | ------------------------------ |
-| parameters | n s + n c | n s/d + n c          | n s/d + n c | n s/d + c (two largest blocks) |
-| gradients  | n g       | n g (n g/d if m = 1) | n g/d       | n g/d                          |
-| optimizer  | k n s     | k n s/d              | k n s/d     | k n s/d                        |
+| term       | d = 1, ZeRO-0 | ZeRO-1               | ZeRO-2      | ZeRO-3                         |
+| ---------- | ------------- | -------------------- | ----------- | ------------------------------ |
+| parameters | n s (+ n c)   | n s/d + n c          | n s/d + n c | n s/d + c (two largest blocks) |
+| gradients  | n g           | n g (n g/d if m = 1) | n g/d       | n g/d                          |
+| optimizer  | k n s         | k n s/d              | k n s/d     | k n s/d                        |
 
-k counts the optimizer's states. The compute copy (n c) is FSDP2's gathered buffer; with d = 1 and
-one type throughout there is no FSDP2 and no copy. Of ZeRO-3's gathered blocks one is in use and one
-is prefetched; parameters tied between blocks belong to the root and stay gathered. Gradients,
-optimizer state and reductions count trainable parameters only; a tied parameter counts once per
-stage.
+k counts the optimizer's states. Without sharding there is a compute copy (n c) only where the types
+differ. ZeRO-1 to 3 are FSDP2, block by block: n c is its gathered buffer; of ZeRO-3's gathered
+blocks one is in use and one is prefetched; parameters tied between blocks belong to the root and
+stay gathered. Gradients, optimizer state and reductions count trainable parameters only; a tied
+parameter counts once per stage.
 
 activations = in flight x (per block: saved bytes, or only its inputs if recomputed; and the stage's
-output, which the pipeline engine keeps until its backward) + the largest recomputed block's saved
-bytes, rebuilt while its backward runs. In flight: m for GPipe, min(m, pp - stage) for 1F1B.
+input and output, which the pipeline engine keeps until their backward) + the largest recomputed
+block's saved bytes, rebuilt while its backward runs. In flight: min(m, pp - stage) for 1F1B, m for
+GPipe, and one at a time without a pipeline.
 
-buffers = largest transient of a block + receive buffers (torch's PipelineStage allocates one per
-micro-batch for inputs and one for output gradients) + the largest block's gradient, in the compute
-type and as the reduction's bucket. The optimizer's scratch (torch's foreach AdamW holds one more
-copy of a state) comes when activations are gone: buffers are at least scratch - activations.
+buffers = largest transient of a block + one gradient under way across each boundary of the stage +
+the largest block's gradient, in the compute type and, with FSDP2, as the reduction's bucket. When
+activations are gone there is scratch instead: torch's foreach AdamW holds one more copy of a state,
+and ZeRO-0's all-reduce up to one of all gradients. Buffers are at least scratch - activations.
 
 `context_bytes` of the device lie outside the allocator and outside these terms: they are subtracted
 from the device's memory, as is a margin for fragmentation, when no explicit limit is given.
@@ -79,7 +79,7 @@ def parameter_bytes(elements: int, setting: Setting) -> int:
 
 def keeps_copy(setting: Setting) -> bool:
     """A whole copy of all parameters in the compute type stays on the rank."""
-    if setting.mesh.dp == 1:
+    if setting.mesh.dp == 1 or setting.zero == 0:
         return setting.bytes.compute != setting.bytes.storage
     return setting.zero < 3
 
@@ -108,19 +108,17 @@ def optimizer_bytes(trainable: int, setting: Setting) -> int:
 
 
 def scratch_bytes(trainable: int, setting: Setting) -> int:
-    """What the optimizer step allocates and frees: one state's copy for adaptive optimizers."""
-    return setting.shard(trainable) * setting.bytes.storage if setting.states >= 2 else 0
+    """What is allocated and freed after the last backward; see the module's text."""
+    step = setting.shard(trainable) * setting.bytes.storage if setting.states >= 2 else 0
+    whole = setting.zero == 0 and setting.mesh.dp > 1
+    return max(step, trainable * setting.bytes.gradient if whole else 0)
 
 
 def bucket_bytes(block: BlockCost, setting: Setting) -> int:
-    """One block's fresh gradient, and the copy that is being reduced."""
-    size = setting.bytes.compute + (setting.bytes.reduce if setting.mesh.dp > 1 else 0)
+    """One block's fresh gradient, and with FSDP2 the copy that is being reduced."""
+    sharded = setting.mesh.dp > 1 and setting.zero > 0
+    size = setting.bytes.compute + (setting.bytes.reduce if sharded else 0)
     return block.trainable * size
-
-
-def receive_slots(setting: Setting) -> int:
-    """Receive buffers per direction: torch's PipelineStage makes one for every micro-batch."""
-    return setting.microbatches
 
 
 def stage_memory(
@@ -150,10 +148,11 @@ def stage_memory(
     )
     received = blocks[start - 1].boundary_bytes if start else 0
     sent = blocks[stop - 1].boundary_bytes if stop < len(blocks) else 0
-    activations = activation_bytes(mine, recompute, setting.in_flight(stage), sent)
+    activations = activation_bytes(mine, recompute, setting.in_flight(stage), received + sent)
     buffers = (
         max(b.transient_bytes for b in mine)
-        + receive_slots(setting) * (received + sent)
+        + received
+        + sent
         + max(bucket_bytes(b, setting) for b in mine)
     )
     scratch = add(scratch_bytes, "trainable")
@@ -167,9 +166,12 @@ def stage_memory(
 
 
 def activation_bytes(
-    blocks: Sequence[BlockCost], recompute: Collection[str], in_flight: int, output: int
+    blocks: Sequence[BlockCost], recompute: Collection[str], in_flight: int, passing: int
 ) -> int:
-    """Kept per micro-batch in flight, and the one recomputed block that is being rebuilt."""
+    """Kept per micro-batch in flight, and the one recomputed block that is being rebuilt.
+
+    `passing`: bytes of the stage's input and output.
+    """
     kept = sum(b.input_bytes if b.name in recompute else b.saved_bytes for b in blocks)
     rebuilt = max((b.saved_bytes for b in blocks if b.name in recompute), default=0)
-    return in_flight * (kept + output) + rebuilt
+    return in_flight * (kept + passing) + rebuilt

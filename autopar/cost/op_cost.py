@@ -19,6 +19,8 @@ VIEWS = frozenset(
     "split_with_sizes chunk getitem detach alias contiguous copy first_rank_gradient send recv sym_size unbind".split()
 )
 CONTRACTIONS = frozenset("linear mm addmm bmm matmul baddbmm".split())
+# Fused attention computes its scores again: five products for the forward's two.
+ATTENTION_BACKWARD = 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,17 @@ _FREE = OpCost(0.0, 0.0, 0.0, 0.0, 0.0, "memory")
 
 def is_view(op: OpCall) -> bool:
     return op.op_name in VIEWS and not op.copies
+
+
+def op_flops(op: OpCall, flops: float) -> tuple[float, float]:
+    """FLOPs of forward and backward, from those of the forward (`flops`, of the op's rule)."""
+    if not flops or is_view(op) or not op.results:
+        return 0.0, 0.0
+    if not any(t.requires_grad for t in op.results):
+        return flops, 0.0
+    if op.op_name in CONTRACTIONS:
+        return flops, flops * sum(t.requires_grad for t in _factors(op))
+    return flops, ATTENTION_BACKWARD * flops if any(t.requires_grad for t in op.types) else 0.0
 
 
 def op_cost(op: OpCall, flops: float, device: Device) -> OpCost:
@@ -60,10 +73,10 @@ def op_cost(op: OpCall, flops: float, device: Device) -> OpCost:
     )
     if not grads or not any(t.requires_grad for t in op.results):
         return OpCost(forward.seconds, 0.0, flops, 0.0, moved, forward.bound)
-    back_flops = 2.5 * flops
+    back_flops = op_flops(op, flops)[1]
     back_bytes = moved + sum(t.nbytes for t in grads)  # an embedding's gradient is dense
     backward = op_time(
-        flops=2.5 * work, bytes_moved=back_bytes, dtype=dtype, device=device, is_matmul=flops > 0,
+        flops=ATTENTION_BACKWARD * work, bytes_moved=back_bytes, dtype=dtype, device=device, is_matmul=flops > 0,
         attention_keys=keys,
     )
     return OpCost(forward.seconds, backward.seconds, flops, back_flops, moved, forward.bound)
@@ -96,14 +109,12 @@ def _contraction(op: OpCall, flops: float, moved: float, device: Device) -> OpCo
         return time.seconds, time.bound
 
     forward, bound = product((m, n, k))
-    backward, back_flops = 0.0, 0.0
+    backward = 0.0
     if a.requires_grad:
         backward += product((m, k, n))[0]
-        back_flops += flops
     if b.requires_grad:
         backward += product((n * batch, k, m // batch))[0]
-        back_flops += flops
-    return OpCost(forward, backward, flops, back_flops, moved, bound)
+    return OpCost(forward, backward, flops, op_flops(op, flops)[1], moved, bound)
 
 
 def _factors(op: OpCall) -> tuple[TensorType, TensorType]:

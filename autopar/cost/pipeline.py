@@ -33,14 +33,16 @@ class Event:
 def actions(schedule: str, stages: int, microbatches: int) -> list[list[Action]]:
     """What every stage does, in order.
 
-    GPipe runs all forwards, then all backwards. 1F1B warms up with as many forwards as there are
-    stages from this one on, then alternates a backward and a forward, then drains.
+    A single stage takes one micro-batch after the other. GPipe runs all forwards, then all
+    backwards. 1F1B warms up with as many forwards as there are stages from this one on, then
+    alternates a backward and a forward, then drains.
     """
     if schedule not in ("gpipe", "1f1b"):
         raise UsageError(f"unknown schedule {schedule!r}", next_step="choose gpipe or 1f1b")
     result = []
     for stage in range(stages):
-        warmup = microbatches if schedule == "gpipe" else min(microbatches, stages - stage)
+        all_first = schedule == "gpipe" and stages > 1
+        warmup = microbatches if all_first else min(microbatches, stages - stage)
         order = [Action("F", i) for i in range(warmup)]
         for i in range(microbatches):
             order.append(Action("B", i))

@@ -62,7 +62,12 @@ class Setting:
         return -(-elements // self.shards)
 
     def in_flight(self, stage: int) -> int:
-        """Micro-batches whose activations stage `stage` (from 0) holds at its fullest moment."""
+        """Micro-batches whose activations stage `stage` (from 0) holds at its fullest moment.
+
+        A single stage is no pipeline: it runs one micro-batch after the other.
+        """
+        if self.mesh.pp == 1:
+            return 1
         if self.schedule == "gpipe":
             return self.microbatches
         return min(self.microbatches, self.mesh.pp - stage)

@@ -12,7 +12,7 @@ NAMES = (
     "sigmoid logsigmoid relu relu6 gelu silu mish softplus elu selu celu leaky_relu hardswish hardsigmoid hardtanh erf clamp clamp_min clamp_max "
     "minimum maximum floor ceil round sign where masked_fill eq ne lt le gt ge logical_and "
     "logical_or logical_not bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ remainder fmod floor_divide "
-    "clone contiguous alias to _to_copy detach positive isnan isinf isfinite sigmoid_ threshold softshrink "
+    "clone contiguous alias to _to_copy detach positive isnan isinf isfinite threshold softshrink "
     "zeros_like ones_like full_like empty_like addcmul addcdiv lerp nan_to_num type_as"
 ).split()
 

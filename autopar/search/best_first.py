@@ -53,7 +53,7 @@ class Prices:
         self._optimistic: dict[tuple[int, int], columns.Chain] = {}
 
     def chains(self, setting: Setting) -> list[tuple[ChainCost, columns.Chain]]:
-        """Alternatives for the tp degree and micro-batch size of `setting`, of the pinned boundary."""
+        """Alternatives for the tp degree and micro-batch size of `setting`, as pinned."""
         return [c for c in self.every(setting) if self.boundary in (None, c[0].boundary)]
 
     def every(self, setting: Setting) -> list[tuple[ChainCost, columns.Chain]]:

@@ -58,7 +58,8 @@ def _peak(chain: Chain, setting: Setting) -> int:
     boundary = chain.ints(lambda b: b.boundary_bytes)
     passing = 0
     if pp > 1:
-        passing = 2 * (pp - 1) * memory.receive_slots(setting) * int(boundary[:-1].min())
+        # Each boundary passes both sides of itself: held per micro-batch, and once under way.
+        passing = 2 * (pp - 1) * (fewest + 1) * int(boundary[:-1].min())
     together = int(states.sum() + fewest * kept.sum() + extra.max()) + passing - twice
     return max(int(alone.max()), together // pp)
 

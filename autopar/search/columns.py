@@ -170,14 +170,13 @@ def _memory(chain: Chain, setting: Setting) -> tuple[Ints, Ints, Ints]:
     boundary = per_block(lambda b: b.boundary_bytes)
     sent, received = boundary.copy(), np.concatenate([np.zeros(1, np.int64), boundary[:-1]])
     sent[-1] = 0
-    slots = memory.receive_slots(setting)
     buffers = (
         interval_max(per_block(lambda b: b.transient_bytes))
         + interval_max(per_block(lambda b: memory.bucket_bytes(b, setting)))
-        + slots * received[:, None]
+        + received[:, None]
     )
-    buffers[:, 1:] += slots * sent[None, :]
-    flight = interval_sum(per_block(lambda b: b.saved_bytes))
+    buffers[:, 1:] += sent[None, :]
+    flight = interval_sum(per_block(lambda b: b.saved_bytes)) + received[:, None]
     flight[:, 1:] += sent[None, :]
     scratch = resident + held(memory.scratch_bytes, lambda b: b.trainable)
     return np.asarray(resident + buffers), np.asarray(flight), np.asarray(scratch)

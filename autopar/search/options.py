@@ -14,6 +14,7 @@ from autopar.plan import SCHEDULES
 
 _NUMBERS = ("tp", "pp", "dp", "microbatch", "microbatches")
 RECOMPUTE = ("none", "full")
+WEIGHTS = ("any", "split")
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Pins:
     """Decisions that are not searched; None is free.
 
     `microbatch`: size on one data-parallel rank; `microbatches`: how many per step; `cuts`: the
-    first block of every stage but the first (or of every stage).
+    first block of every stage but the first (or of every stage). `weights`: `split` stores every
+    weight matrix sliced over tp where a dim divides.
     """
 
     tp: int | None = None
@@ -33,6 +35,7 @@ class Pins:
     schedule: str | None = None
     recompute: str | None = None
     boundary: str | None = None
+    weights: str | None = None
     cuts: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
@@ -129,6 +132,8 @@ def _value(name: str, text: str) -> object:
         return int(text)
     if name == "schedule":
         _known("schedule", text, SCHEDULES)
+    if name == "weights":
+        _known("weights", text, WEIGHTS)
     if name == "recompute":
         _known("recompute", text, RECOMPUTE)
     return text
@@ -192,6 +197,7 @@ def _check_world(pins: Pins, world: int, pp: int | None) -> None:
     for degree in pinned.values():
         product *= degree
     text = " x ".join(f"{name} {degree}" for name, degree in pinned.items())
+    total = f" = {product}" if len(pinned) > 1 else ""
     if len(pinned) == 3 and product != world:
         raise UsageError(
             f"{text} is {product} ranks, the cluster has {world}",
@@ -199,7 +205,7 @@ def _check_world(pins: Pins, world: int, pp: int | None) -> None:
         )
     if world % product:
         raise UsageError(
-            f"{text} = {product} does not divide the {world} ranks of the cluster",
+            f"{text}{total} does not divide the {world} ranks of the cluster",
             next_step="all ranks are used: choose degrees whose product divides them",
         )
 
@@ -211,9 +217,11 @@ def _check_batch(pins: Pins, global_batch: int) -> None:
     for value in pinned.values():
         product *= value
     text = " x ".join(f"{name} {value}" for name, value in pinned.items())
+    total = f" = {product}" if len(pinned) > 1 else ""
     if global_batch % product or (len(pinned) == 3 and product != global_batch):
         raise UsageError(
-            f"global batch {global_batch} is not {text}"
-            + (" = " + str(product)) * (len(pinned) > 1),
+            f"global batch {global_batch} is not a multiple of {text}{total}"
+            if global_batch % product
+            else f"global batch {global_batch} is not {text}{total}",
             next_step="global batch = dp x microbatch x microbatches: free or change one of them",
         )

@@ -61,13 +61,17 @@ def solve(
     if columns.stages > columns.blocks:
         return None
     search = _Search(columns, limit, recompute, starts)
+    best: Partition | None = None
     while True:
-        found = best_partition(search.table, cutoff)
+        found = best_partition(search.table, best.objective if best else cutoff)
         if found is None:
-            return None
+            return search.solution(best) if best else None
         if search.price_path(found.cuts):
             return search.solution(found)
-        search.price_promising(found, cutoff)
+        seconds = search.path_seconds
+        if seconds < (best.objective if best else cutoff):
+            best = Partition(seconds, seconds, found.cuts)
+        search.price_promising(best.objective if best else cutoff)
 
 
 class _Search:
@@ -159,17 +163,17 @@ class _Search:
         for cell in open_cells:
             self.table.seconds[cell] = self._plain(cell) + self._knapsack(cell)[0]
             self.exact[cell] = True
-        self.path_seconds = [self.table.seconds[c] for c in cells]
-        self.path_end = max(float(self.table.end[c]) for c in cells)
+        seconds = [float(self.table.seconds[c]) for c in cells]
+        self.path_seconds = float("inf")
+        if max(seconds) < float("inf"):
+            weight = self.columns.microbatches - 1
+            end = max(float(self.table.end[c]) for c in cells)
+            self.path_seconds = sum(seconds) + weight * max(seconds) + end
         return not open_cells
 
-    def price_promising(self, found: Partition, cutoff: float) -> None:
-        """Make exact every column that may be part of a path better than the best known."""
+    def price_promising(self, target: float) -> None:
+        """Make exact the columns that may be part of a path of less than `target` seconds."""
         table, weight = self.table, self.columns.microbatches - 1
-        known = sum(self.path_seconds) + self.path_end
-        if np.isfinite(known):
-            known += weight * max(self.path_seconds)
-        target = min(known, cutoff)
         slowest = smallest_maximum(table.seconds)
         if not np.isfinite(slowest):
             return

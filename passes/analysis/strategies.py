@@ -8,7 +8,7 @@ from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.cost.collective import collective_time
-from autopar.cost.op_cost import is_view, op_cost
+from autopar.cost.op_cost import CONTRACTIONS, is_view, op_cost
 from autopar.op_call import STATIC, OpCall, op_call, types_of
 from autopar.parts import Slot
 from autopar.placement import Placement, Replicate, ReplicatePartialGrad, Shard
@@ -74,11 +74,16 @@ def build_problem(
     axis: Axis,
     boundary: Placement,
     state_bytes: float,
+    *,
+    split_weights: bool = False,
 ) -> Problem:
     """One problem for blocks that share parameters (usually a single block).
 
     `parts`: prefix, graph and slots of each block. `state_bytes`: bytes of parameter, gradient
     and optimizer state per byte of parameter. Values with gradient cross blocks in `boundary`.
+    `split_weights`: parameters of two and more dims are stored split over the axis where a dim divides.
+    Every rank doing the same matrix product is no way to use an axis: where a product can be
+    split at all, its replicating strategies are left out.
     """
     problem = Problem()
     for prefix, graph, slots in parts:
@@ -89,12 +94,12 @@ def build_problem(
         for node, slot in zip(placeholders, slots, strict=True):
             name = names[node.name]
             types[name] = types_of(node, STATIC)[0]
-            _add_source(problem, name, types[name], slot, boundary, axis, state_bytes)
+            _add_source(problem, name, types[name], slot, boundary, axis, state_bytes, split_weights)
         for node in graph.graph.find_nodes(op="get_attr"):
             names[node.name] = f"{prefix}|{node.name}"
             kind = types[names[node.name]] = types_of(node, STATIC)[0]
             slot = Slot("buffer", node.name)
-            _add_source(problem, names[node.name], kind, slot, boundary, axis, state_bytes)
+            _add_source(problem, names[node.name], kind, slot, boundary, axis, state_bytes, False)
         for node in graph.graph.nodes:
             if node.op == "call_function":
                 _add_op(problem, names, types, node.name, found, axis)
@@ -128,6 +133,7 @@ def _add_source(
     boundary: Placement,
     axis: Axis,
     state_bytes: float,
+    split: bool,
 ) -> None:
     ranks = axis.ranks
     if name in problem.sizes:
@@ -136,9 +142,10 @@ def _add_source(
         options = [Replicate]
         if kind.requires_grad:
             options.append(ReplicatePartialGrad)
-        options += [
+        shards = [
             Shard(d) for d, size in enumerate(kind.shape) if size % ranks == 0 and size >= ranks > 1
         ]
+        options = shards if split and shards and len(kind.shape) > 1 else [*options, *shards]
         problem.stored[name] = state_bytes if kind.requires_grad else 1.0
     else:
         options = [boundary if slot.kind == "value" and kind.requires_grad else Replicate]
@@ -169,7 +176,7 @@ def _add_op(
         types[name] = call.results[0]
     saved = saved_by(call)
     choices = []
-    for strategy in found.strategies[node]:
+    for strategy in searched(call, found.strategies[node]):
         local = local_call(call, strategy, axis.ranks)
         price = op_cost(local, found.flops[node] * strategy.share, axis.cluster.device)
         choices.append(
@@ -191,6 +198,13 @@ def _add_op(
         kind = call.types[position]
         for choice in choices:
             _add_moves(problem, value, kind, choice.operands[position], axis, fixed=tupled)
+
+
+def searched(call: OpCall, legal: list[Strategy]) -> list[Strategy]:
+    """The strategies worth searching: a product that can be split is not replicated."""
+    if call.op_name not in CONTRACTIONS:
+        return legal
+    return [s for s in legal if s.name.startswith("shard")] or legal
 
 
 def _share(call: OpCall, local: OpCall) -> float:

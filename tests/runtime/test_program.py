@@ -33,7 +33,10 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "pp2 dp2 zero3": {"mesh": Mesh(pp=2, dp=2), "zero": 3, "microbatches": 3},
         "pp2 dp2 zero1 tied": {"mesh": Mesh(pp=2, dp=2), "zero": 1, "tied": True},
         "pp2 dp2 zero3 gpipe recompute": {
-            "mesh": Mesh(pp=2, dp=2), "zero": 3, "schedule": "gpipe", "recompute": True,
+            "mesh": Mesh(pp=2, dp=2),
+            "zero": 3,
+            "schedule": "gpipe",
+            "recompute": True,
         },
         "dp2 tp2 zero3": {"mesh": Mesh(dp=2, tp=2), "zero": 3},
         "dp2 tp2 zero0": {"mesh": Mesh(dp=2, tp=2), "zero": 0},
@@ -60,9 +63,7 @@ def run_cases(names: list[str]) -> dict[str, Any]:
         plan = make_plan(**options)
         ranks = Ranks.create(plan.mesh)
         group = ranks.group("tp").group_name if plan.mesh.tp > 1 else ""
-        program = DistributedProgram(
-            make_stages(plan, group, tied), plan, ranks, make_model(tied)
-        )
+        program = DistributedProgram(make_stages(plan, group, tied), plan, ranks, make_model(tied))
         optimizer = torch.optim.AdamW(program.parameters(), lr=1e-2)
         losses, gradients, norms = [], {}, []
         for step in range(10):
@@ -77,7 +78,9 @@ def run_cases(names: list[str]) -> dict[str, Any]:
     return found
 
 
-def reference(tied: bool, rows: int) -> tuple[list[float], dict[str, Any], list[float], dict[str, Any]]:
+def reference(
+    tied: bool, rows: int
+) -> tuple[list[float], dict[str, Any], list[float], dict[str, Any]]:
     model = make_model(tied)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses, gradients, norms = [], {}, []
@@ -112,6 +115,10 @@ def test_equals_one_device(results: tuple[int, list[dict[str, Any]]]) -> None:
         _, got, _, after = by_rank[0][name]
         assert got.keys() == gradients.keys(), name
         for key, expected in gradients.items():
-            torch.testing.assert_close(got[key], expected, rtol=1e-9, atol=1e-12, msg=f"{name} {key}")
+            torch.testing.assert_close(
+                got[key], expected, rtol=1e-9, atol=1e-12, msg=f"{name} {key}"
+            )
         for key, expected in parameters.items():
-            torch.testing.assert_close(after[key], expected, rtol=1e-4, atol=1e-5, msg=f"{name} {key}")
+            torch.testing.assert_close(
+                after[key], expected, rtol=1e-4, atol=1e-5, msg=f"{name} {key}"
+            )

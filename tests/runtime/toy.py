@@ -101,17 +101,13 @@ def _head(group: str) -> fx.GraphModule:
     def alone(w, x, labels):  # type: ignore[no-untyped-def]
         logits = functional.linear(x, w)
         return (
-            functional.cross_entropy(
-                logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED
-            ),
+            functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED),
         )
 
     def split(w, x, labels):  # type: ignore[no-untyped-def]
         logits = functional.linear(ops.copy(x, group), w)
         return (
-            ops.vocab_cross_entropy(
-                logits.flatten(0, 1), labels.flatten(), IGNORED, 0.0, 2, group
-            ),
+            ops.vocab_cross_entropy(logits.flatten(0, 1), labels.flatten(), IGNORED, 0.0, 2, group),
         )
 
     return graph(split if group else alone)
@@ -138,7 +134,9 @@ def make_stages(
     head = "embed.weight" if tied else "head.weight"
     layer_graph = _layer(group)
     names = ("norm.weight", "norm.bias", "up.weight", "up.bias", "down.weight", "down.bias")
-    blocks = [BlockProgram("embed", _embed(group), ("embed.weight",), ("scale",), ("ids",), ("h0",))]
+    blocks = [
+        BlockProgram("embed", _embed(group), ("embed.weight",), ("scale",), ("ids",), ("h0",))
+    ]
     for i in range(LAYERS):
         parameters = tuple(f"layers.{i}.{name}" for name in names)
         blocks.append(
@@ -175,7 +173,8 @@ def make_stages(
                 count_inputs=("labels",) if final else (),
                 loss="loss" if final else None,
                 batch_inputs={
-                    name: ValueSpec(name, (rows, SEQUENCE), torch.int64) for name in ("ids", "labels")
+                    name: ValueSpec(name, (rows, SEQUENCE), torch.int64)
+                    for name in ("ids", "labels")
                 },
             )
         )
@@ -212,10 +211,20 @@ def make_plan(
     if len(cuts) < mesh.pp:
         cuts = [tuple(names[:3]), *((n,) for n in names[3:])]
     return Plan(
-        model="toy", fingerprint="", cluster="", mesh=mesh,
-        global_batch=microbatch * microbatches * mesh.dp, microbatch=microbatch,
-        microbatches=microbatches, schedule=schedule, zero=zero, precision=precision,
-        optimizer="adamw", boundary="R",
+        model="toy",
+        fingerprint="",
+        cluster="",
+        mesh=mesh,
+        global_batch=microbatch * microbatches * mesh.dp,
+        microbatch=microbatch,
+        microbatches=microbatches,
+        schedule=schedule,
+        zero=zero,
+        precision=precision,
+        optimizer="adamw",
+        boundary="R",
         stages=tuple(StagePlan(cut, cut if recompute else ()) for cut in cuts),
-        placements={}, kinds={}, sizes={},
+        placements={},
+        kinds={},
+        sizes={},
     )

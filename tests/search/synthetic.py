@@ -65,21 +65,44 @@ class Provider:
             kinds = ("all_gather", "reduce_scatter") if split else ("all_reduce",)
             comm = 2 * sum(collective_time(k, tokens * h * 2, tp, 1, self.on) for k in kinds)
         layer = BlockCost(
-            "layer", "layer", seconds, 2 * seconds, comm, comm, 6.0 * weights * tokens, weights,
-            weights, 24 * tokens * h // tp + 10 * passing, passing, 4 * passing, passing,
+            "layer",
+            "layer",
+            seconds,
+            2 * seconds,
+            comm,
+            comm,
+            6.0 * weights * tokens,
+            weights,
+            weights,
+            24 * tokens * h // tp + 10 * passing,
+            passing,
+            4 * passing,
+            passing,
             1e-5 if split else 0.0,
         )
         table = self.vocabulary * h // tp
         shared = table if self.tied else 0
         embed = replace(
-            layer, name="embed", kind="embed", forward_compute=1e-5, backward_compute=2e-5,
-            parameters=table, trainable=table, saved_bytes=8 * tokens, input_bytes=8 * tokens,
+            layer,
+            name="embed",
+            kind="embed",
+            forward_compute=1e-5,
+            backward_compute=2e-5,
+            parameters=table,
+            trainable=table,
+            saved_bytes=8 * tokens,
+            input_bytes=8 * tokens,
             tied_parameters=shared,
         )
         logits = 2 * table * tokens / 7e14
         head = replace(
-            embed, name="head", kind="head", forward_compute=logits, backward_compute=2 * logits,
-            saved_bytes=passing + 4 * tokens * self.vocabulary // tp, input_bytes=passing,
+            embed,
+            name="head",
+            kind="head",
+            forward_compute=logits,
+            backward_compute=2 * logits,
+            saved_bytes=passing + 4 * tokens * self.vocabulary // tp,
+            input_bytes=passing,
         )
         named = [replace(layer, name=f"layers.{i}") for i in range(self.layers)]
         return (embed, *named, head)

@@ -88,8 +88,15 @@ def test_alternatives_are_other_shapes_in_order_with_reasons():
 @pytest.mark.parametrize(
     "pins",
     [
-        "tp=2,pp=2,dp=2", "zero=3,dp=4", "microbatch=2", "microbatches=8", "schedule=gpipe,pp=4",
-        "recompute=full", "recompute=none", "boundary=S(1),tp=4", "cuts=layers.3",
+        "tp=2,pp=2,dp=2",
+        "zero=3,dp=4",
+        "microbatch=2",
+        "microbatches=8",
+        "schedule=gpipe,pp=4",
+        "recompute=full",
+        "recompute=none",
+        "boundary=S(1),tp=4",
+        "cuts=layers.3",
         "tp=2,pp=2,dp=2,zero=1,microbatch=1,schedule=1f1b,recompute=full,boundary=R",
     ],
 )

@@ -14,10 +14,10 @@ NAMES = ("embed", "layers.0", "layers.1", "layers.2", "head")
 def test_reads_every_pin():
     text = (
         "tp=2,pp=2,dp=1,zero=3,microbatch=1,microbatches=8,schedule=gpipe,recompute=full,"
-        "boundary=S(1),cuts=layers.1"
+        "boundary=S(1),weights=split,cuts=layers.1"
     )
     pins = parse_pins(text)
-    assert pins == Pins(2, 2, 1, 3, 1, 8, "gpipe", "full", "S(1)", ("layers.1",))
+    assert pins == Pins(2, 2, 1, 3, 1, 8, "gpipe", "full", "S(1)", "split", ("layers.1",))
     assert parse_pins(str(pins)) == pins
     assert parse_pins("") == Pins()
     assert parse_pins(" tp = 4 , ") == Pins(tp=4)
@@ -50,8 +50,9 @@ def test_refuses_unreadable_pins(text, words):
         ("tp=2,pp=2,dp=4", "is 16 ranks, the cluster has 8"),
         ("pp=3", "does not divide the 8 ranks"),
         ("dp=8", "global batch 12"),
-        ("microbatch=5", "global batch 12 is not microbatch 5"),
-        ("dp=2,microbatch=2,microbatches=2", "global batch 12 is not .* = 8"),
+        ("microbatch=5", "global batch 12 is not a multiple of microbatch 5"),
+        ("dp=2,microbatch=2,microbatches=2", "global batch 12 is not a multiple of .* = 8"),
+        ("dp=2,microbatch=2,microbatches=1", "global batch 12 is not dp 2 .* = 4"),
         ("cuts=layer.1", "did you mean layers.1"),
         ("cuts=layers.2+layers.1", "not in the order"),
         ("cuts=layers.1,pp=4", "pp=4, but the cuts make 2 stages"),

@@ -38,7 +38,9 @@ def test_a_recipe_that_does_not_fit_says_how_much_it_needs():
     _, found = scored(Provider(cluster(8), layers=20), global_batch=32, memory_limit=2 * 2**30)
     assert not found["data"].fits and "needs at least" in found["data"].reason
     assert found["data"].to_dict() == {
-        "name": "data parallel (ZeRO-0)", "fits": False, "why": found["data"].reason,
+        "name": "data parallel (ZeRO-0)",
+        "fits": False,
+        "why": found["data"].reason,
     }
 
 

@@ -28,10 +28,21 @@ def cluster(ranks: int) -> Cluster:
 def block(index: int, numbers: tuple[int, ...], tied: int = 0) -> BlockCost:
     forward, backward, comm, params, saved, inputs, transient, boundary = numbers
     return BlockCost(
-        name=f"b{index}", kind="k", forward_compute=forward / 100, backward_compute=backward / 100,
-        forward_comm=comm / 300, backward_comm=comm / 400, flops=1.0, parameters=params + tied,
-        trainable=params + tied, saved_bytes=saved, input_bytes=inputs, transient_bytes=transient,
-        boundary_bytes=boundary, parameter_reduce_seconds=comm / 1000, tied_parameters=tied,
+        name=f"b{index}",
+        kind="k",
+        forward_compute=forward / 100,
+        backward_compute=backward / 100,
+        forward_comm=comm / 300,
+        backward_comm=comm / 400,
+        flops=1.0,
+        parameters=params + tied,
+        trainable=params + tied,
+        saved_bytes=saved,
+        input_bytes=inputs,
+        transient_bytes=transient,
+        boundary_bytes=boundary,
+        parameter_reduce_seconds=comm / 1000,
+        tied_parameters=tied,
     )
 
 
@@ -48,7 +59,9 @@ def brute_force(
         options = []
         for i in range(pp):
             a, b = cuts[i], cuts[i + 1]
-            end = sum(t.end_dp + t.end_tp + t.end_optimizer for t in times[a:b]) + times[a].end_first
+            end = (
+                sum(t.end_dp + t.end_tp + t.end_optimizer for t in times[a:b]) + times[a].end_first
+            )
             if holders & set(range(a, b)) and not holders <= set(range(a, b)):
                 end += tied_seconds(blocks, setting)
             mine = []
@@ -71,8 +84,14 @@ def brute_force(
 
 
 NUMBERS = st.tuples(
-    st.integers(1, 9), st.integers(1, 9), st.integers(0, 5), st.integers(0, 400),
-    st.integers(0, 500), st.integers(0, 120), st.integers(0, 100), st.integers(0, 60),
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.integers(0, 5),
+    st.integers(0, 400),
+    st.integers(0, 500),
+    st.integers(0, 120),
+    st.integers(0, 100),
+    st.integers(0, 60),
 )
 
 
@@ -95,9 +114,7 @@ def test_equals_brute_force(
     last = len(numbers) - 1
     blocks = [block(i, x, tied if i in (0, last) else 0) for i, x in enumerate(numbers)]
     setting = Setting(cluster(pp * dp), Mesh(pp, dp, 1), 1, m, schedule, zero, precision, "adamw")
-    whole = max(
-        stage_memory(blocks, 0, len(blocks), (), i, setting).total for i in range(pp)
-    )
+    whole = max(stage_memory(blocks, 0, len(blocks), (), i, setting).total for i in range(pp))
     limit = int(whole * fraction)
     expected = brute_force(blocks, setting, limit, recompute)
     found = stages.solve(columns.build(blocks, setting), limit, recompute=recompute)
@@ -127,7 +144,8 @@ def test_single_stage_of_seven_different_blocks(numbers, fraction):
 @given(
     rows=st.lists(
         st.tuples(st.integers(1, 20), st.integers(1, 30), st.integers(1, 30), st.integers(1, 3)),
-        min_size=1, max_size=5,
+        min_size=1,
+        max_size=5,
     ),
     need=st.integers(1, 150),
     k=st.integers(1, 4),

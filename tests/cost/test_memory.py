@@ -1,0 +1,173 @@
+"""The memory table, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.block_cost import BlockCost
+from autopar.cluster import Cluster, Device, Link
+from autopar.cost.memory import activation_bytes, memory_limit, stage_memory
+from autopar.cost.setting import Setting
+from autopar.mesh import Mesh
+
+DEVICE = Device("d", 10**9, 1e9, {"float32": 1e12}, 1.0, 1.0, 0.0, 10**6)
+MESHES = {(pp, dp): Mesh(pp, dp, 1) for pp in (1, 2, 4) for dp in (1, 4)}
+BLOCK = BlockCost(
+    "a",
+    "k",
+    1.0,
+    2.0,
+    0.0,
+    0.0,
+    1.0,
+    1000,
+    1000,
+    500,
+    50,
+    30,
+    20,
+)
+
+
+def setting(pp=1, dp=4, zero=0, m=4, precision="fp32", optimizer="adamw", schedule="1f1b"):
+    ranks = pp * dp
+    cluster = Cluster("c", DEVICE, 1, ranks, (Link("l", ranks, 1e9, 1e-6),))
+    return Setting(cluster, MESHES[pp, dp], 1, m, schedule, zero, precision, optimizer)
+
+
+def three() -> list[BlockCost]:
+    """Blocks of 1000, 2000 and 3000 parameters."""
+    return [
+        replace(BLOCK, name="abc"[i], parameters=1000 * (i + 1), trainable=1000 * (i + 1))
+        for i in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("zero", "precision", "parameters", "gradients", "optimizer"),
+    [
+        (0, "fp32", 6000 * 4, 6000 * 4, 2 * 6000 * 4),
+        (1, "fp32", 1500 * 4 + 6000 * 4, 6000 * 4, 2 * 1500 * 4),
+        (2, "fp32", 1500 * 4 + 6000 * 4, 1500 * 4, 2 * 1500 * 4),
+        (3, "fp32", 1500 * 4 + 5000 * 4, 1500 * 4, 2 * 1500 * 4),
+        (0, "bf16-mixed", 6000 * (4 + 2), 6000 * 4, 2 * 6000 * 4),
+        (3, "bf16-mixed", 1500 * 4 + 5000 * 2, 1500 * 4, 2 * 1500 * 4),
+        (3, "bf16", 1500 * 2 + 5000 * 2, 1500 * 2, 2 * 1500 * 2),
+    ],
+)
+def test_states_with_four_data_parallel_ranks(zero, precision, parameters, gradients, optimizer):
+    found = stage_memory(three(), 0, 3, (), 0, setting(zero=zero, precision=precision))
+    assert (found.parameters, found.gradients, found.optimizer) == (
+        parameters,
+        gradients,
+        optimizer,
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "bytes_per_parameter"), [("fp32", 4), ("bf16-mixed", 4 + 2), ("bf16", 2)]
+)
+def test_one_data_parallel_rank_keeps_a_copy_only_of_another_type(precision, bytes_per_parameter):
+    found = stage_memory(three(), 0, 3, (), 0, setting(dp=1, precision=precision))
+    assert found.parameters == 6000 * bytes_per_parameter
+
+
+def test_zero_1_with_one_microbatch_scatters_at_once():
+    whole = stage_memory(three(), 0, 3, (), 0, setting(zero=1, m=2))
+    once = stage_memory(three(), 0, 3, (), 0, setting(zero=1, m=1))
+    assert (whole.gradients, once.gradients) == (6000 * 4, 1500 * 4)
+
+
+@pytest.mark.parametrize(("optimizer", "states"), [("adamw", 2), ("sgd-momentum", 1), ("sgd", 0)])
+def test_optimizers(optimizer, states):
+    found = stage_memory(three(), 0, 3, (), 0, setting(optimizer=optimizer))
+    assert found.optimizer == states * 6000 * 4
+
+
+def test_only_trainable_parameters_have_gradients_and_states():
+    blocks = [replace(b, trainable=0) for b in three()]
+    found = stage_memory(blocks, 0, 3, (), 0, setting())
+    assert found.gradients == found.optimizer == 0 and found.parameters == 6000 * 4
+
+
+def test_activations_follow_the_schedule():
+    four = [replace(BLOCK, name=str(i)) for i in range(4)]
+    for stage in range(4):
+        one = stage_memory(four, stage, stage + 1, (), stage, setting(pp=4, m=8))
+        kept = 500 + (20 if stage < 3 else 0) + (20 if stage else 0)
+        assert one.activations == (4 - stage) * kept
+        all_at_once = setting(pp=4, m=8, schedule="gpipe")
+        assert stage_memory(four, stage, stage + 1, (), stage, all_at_once).activations == 8 * kept
+
+
+def test_recomputation_keeps_inputs_and_rebuilds_the_largest():
+    blocks = [replace(BLOCK, name="a"), replace(BLOCK, name="b", saved_bytes=900)]
+    assert activation_bytes(blocks, (), 3, 0) == 3 * 1400
+    assert activation_bytes(blocks, {"a"}, 3, 0) == 3 * (50 + 900) + 500
+    assert activation_bytes(blocks, {"a", "b"}, 3, 7) == 3 * (100 + 7) + 900
+
+
+def test_buffers_hold_transients_bucket_and_gradients_under_way():
+    four = [replace(BLOCK, name=str(i), parameters=0, trainable=0) for i in range(4)]
+    middle = stage_memory(four, 1, 3, (), 1, setting(pp=4, m=8))
+    assert middle.buffers == 30 + 20 + 20
+    assert stage_memory(four, 0, 4, (), 0, setting(m=8)).buffers == 30
+    heavy = [replace(BLOCK, name="h", saved_bytes=10**6)]
+    assert stage_memory(heavy, 0, 1, (), 0, setting(zero=1)).buffers == 30 + 1000 * (4 + 4)
+    assert stage_memory(heavy, 0, 1, (), 0, setting()).buffers == 30 + 1000 * 4
+    assert stage_memory(heavy, 0, 1, (), 0, setting(dp=1)).buffers == 30 + 1000 * 4
+
+
+def test_the_optimizer_step_needs_scratch_when_activations_are_gone():
+    small = [replace(BLOCK, parameters=10**6, trainable=10**6, saved_bytes=1) for _ in range(1)]
+    many = [replace(small[0], name=str(i)) for i in range(8)]
+    found = stage_memory(many, 0, 8, (), 0, setting(dp=1))
+    assert found.activations + found.buffers == 8 * 10**6 * 4
+    assert found.total == sum(
+        (found.parameters, found.gradients, found.optimizer, found.activations, found.buffers)
+    )
+
+
+def test_zero_0_may_copy_all_gradients_to_sum_them():
+    blocks = [replace(BLOCK, name=str(i), saved_bytes=1) for i in range(8)]
+    found = stage_memory(blocks, 0, 8, (), 0, setting(optimizer="sgd"))
+    assert found.activations + found.buffers == 8 * 1000 * 4
+    alone = stage_memory(blocks, 0, 8, (), 0, setting(dp=1, optimizer="sgd"))
+    assert alone.buffers == 30 + 1000 * 4
+
+
+def test_a_single_stage_has_one_microbatch_in_flight_whatever_the_schedule():
+    for schedule in ("gpipe", "1f1b"):
+        assert stage_memory([BLOCK], 0, 1, (), 0, setting(schedule=schedule)).activations == 500
+
+
+def test_tied_parameters_count_once_per_stage():
+    blocks = three()
+    blocks[0] = replace(blocks[0], tied_parameters=400)
+    blocks[2] = replace(blocks[2], tied_parameters=400)
+    together = stage_memory(blocks, 0, 3, (), 0, setting(zero=1))
+    assert together.gradients == (6000 - 400) * 4
+    assert together.parameters == (1500 - 100) * 4 + (6000 - 400) * 4
+    apart = [stage_memory(blocks, i, i + 1, (), i, setting(pp=4, zero=1)) for i in range(3)]
+    assert [a.gradients for a in apart] == [4000, 8000, 12000]
+    root = stage_memory(blocks, 0, 3, (), 0, setting(zero=3))
+    # Blocks gather 600, 2000 and 2600 of their own; the tied 400 stay gathered.
+    assert root.parameters == (1500 - 100) * 4 + (2600 + 2000 + 400) * 4
+
+
+def test_the_limit_leaves_context_and_margin():
+    assert memory_limit(DEVICE, margin=0.1) == 900_000_000 - 1_000_000
+
+
+@given(zero=st.integers(0, 2), m=st.integers(1, 8), n=st.integers(0, 10**6))
+def test_more_zero_never_takes_more_states(zero, m, n):
+    block = [replace(BLOCK, parameters=n, trainable=n)]
+    one = stage_memory(block, 0, 1, (), 0, setting(zero=zero, m=m))
+    two = stage_memory(block, 0, 1, (), 0, setting(zero=zero + 1, m=m))
+    assert two.gradients <= one.gradients and two.optimizer <= one.optimizer
+    if zero == 1:
+        assert two.parameters <= one.parameters

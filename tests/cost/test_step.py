@@ -1,0 +1,112 @@
+"""Exposed seconds of one block, against the formulas of the model worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autopar.block_cost import BlockCost
+from autopar.cluster import Cluster, Device, Link
+from autopar.cost import step
+from autopar.cost.setting import Setting
+from autopar.cost.step import block_times, optimizer_seconds, send_seconds, tied_seconds
+from autopar.mesh import Mesh
+
+BLOCK = BlockCost("a", "k", 1.0, 2.0, 0.25, 0.5, 1.0, 1000, 1000, 500, 50, 30, 20, 0.125)
+
+
+@pytest.fixture(autouse=True)
+def plain_collectives(monkeypatch):
+    """One second per thousand bytes, all_reduce twice that; the group must be the right one."""
+
+    def seconds(kind, nbytes, group, stride, cluster):
+        assert group > 1 and group * stride <= cluster.size
+        return nbytes / 1000 * (2 if kind == "all_reduce" else 1)
+
+    monkeypatch.setattr(step, "collective_time", seconds)
+
+
+def setting(pp=1, dp=4, zero=0, m=4, precision="fp32", optimizer="adamw"):
+    device = Device("d", 10**9, 1e6, {"float32": 1e12}, 1.0, 0.5, 0.0, 0)
+    cluster = Cluster("c", device, 1, pp * dp, (Link("l", pp * dp, 1e9, 1e-6),))
+    return Setting(cluster, Mesh(pp, dp, 1), 1, m, "1f1b", zero, precision, optimizer)
+
+
+def test_compute_communication_and_recomputation():
+    times = block_times(BLOCK, setting(dp=1))
+    assert (times.compute, times.tp_comm, times.recompute) == (3.0, 0.75, 1.25)
+    assert times.kept == 3.75 and times.extra == 1.25
+    assert times.end_tp == 0.125 and times.dp_kept == times.end_dp == times.first_gather == 0
+
+
+def test_zero_0_all_reduces_behind_the_backward():
+    times = block_times(BLOCK, setting())
+    assert times.dp_kept == 0
+    assert times.end_dp == pytest.approx(8.0 - 2.5) and times.end_first == pytest.approx(2.5)
+
+
+def test_zero_1_scatters_and_gathers_once():
+    times = block_times(BLOCK, setting(zero=1))
+    assert times.dp_kept == 0
+    assert times.end_dp == pytest.approx((4.0 - 2.5) + (4.0 - 1.25))
+    assert times.end_first == pytest.approx(2.5 + 1.25)
+
+
+def test_zero_2_scatters_in_every_backward():
+    times = block_times(BLOCK, setting(zero=2))
+    assert times.dp_kept == pytest.approx(4.0 - 2.5)
+    assert times.dp_recomputed == pytest.approx(4.0 - 2.5 - 1.25)
+    assert times.extra == pytest.approx(1.25 - 1.25)  # recomputation hides behind the scatter
+    assert times.end_dp == pytest.approx(4.0 - 1.25)
+
+
+def test_zero_3_gathers_in_both_directions():
+    times = block_times(BLOCK, setting(zero=3))
+    assert times.dp_kept == pytest.approx((4.0 - 1.25) + (4.0 + 4.0 - 2.5))
+    assert times.dp_recomputed == pytest.approx((4.0 - 1.25) + (4.0 + 4.0 - 2.5 - 1.25))
+    assert times.first_gather == pytest.approx(1.25)
+    assert times.end_dp == times.end_first == 0
+
+
+def test_hidden_communication_costs_nothing_but_the_first_gather():
+    light = replace(BLOCK, parameters=10, trainable=10)
+    times = block_times(light, setting(zero=3))
+    assert times.dp_kept == 0 and times.first_gather == pytest.approx(0.04)
+
+
+def test_bytes_follow_the_precision():
+    mixed = block_times(
+        replace(
+            BLOCK, forward_compute=0.0, backward_compute=0.0, forward_comm=0.0, backward_comm=0.0
+        ),
+        setting(zero=3, precision="bf16-mixed"),
+    )
+    assert mixed.dp_kept == pytest.approx(2.0 + 2.0 + 4.0)  # gathers in bf16, reduces in fp32
+
+
+def test_frozen_parameters_are_gathered_but_not_reduced():
+    frozen = replace(BLOCK, trainable=0)
+    assert block_times(frozen, setting(zero=3)).dp_kept == pytest.approx(2.75 + 1.5)
+    assert block_times(frozen, setting()).end_dp == 0
+    assert block_times(frozen, setting()).end_optimizer == 0
+
+
+def test_sends_need_a_pipeline():
+    assert send_seconds(2000, setting(pp=2)) == pytest.approx(2.0)
+    assert send_seconds(2000, setting()) == 0 == send_seconds(0, setting(pp=2))
+
+
+def test_optimizer_is_bound_by_memory_bandwidth():
+    # AdamW reads parameter, gradient and two states, writes parameter and states: 7 x 4 bytes.
+    assert optimizer_seconds(1000, setting()) == pytest.approx(1000 * 28 / 5e5)
+    assert optimizer_seconds(1000, setting(zero=1)) == pytest.approx(250 * 28 / 5e5)
+    assert optimizer_seconds(1000, setting(optimizer="sgd")) == pytest.approx(1000 * 12 / 5e5)
+
+
+def test_tied_parameters_are_summed_over_their_stages():
+    tied = replace(BLOCK, tied_parameters=400)
+    assert tied_seconds([tied, BLOCK, tied], setting(pp=4)) == pytest.approx(2 * 1.6)
+    assert tied_seconds([tied, BLOCK, tied], setting(pp=4, zero=1)) == pytest.approx(2 * 0.4)
+    assert tied_seconds([tied, BLOCK, tied], setting()) == 0
+    assert tied_seconds([tied, BLOCK], setting(pp=4)) == 0

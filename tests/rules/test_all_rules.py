@@ -1,0 +1,38 @@
+"""Every rule is proven by execution: shard as each strategy says, run, combine, compare value and gradients."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+import torch
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+
+from autopar.rules import RULES
+from tests.rules.cases import CASES, POINTWISE
+from tests.rules.execution import check_all
+
+# What the examples of an op must at least have tried, beside replication.
+SEEN: dict[str, set[str]] = defaultdict(set)
+
+
+def test_every_rule_has_a_case() -> None:
+    assert set(CASES) == set(RULES)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_every_strategy_equals_the_whole_op(name: str) -> None:
+    tried: set[str] = set()
+
+    @seed(1)
+    @settings(max_examples=8 if name in POINTWISE else 25, deadline=None, database=None)
+    @given(st.data())
+    def examples(data: st.DataObject) -> None:
+        number = data.draw(st.integers(0, 2**16))
+        torch.manual_seed(number)
+        made = CASES[name](data.draw)
+        tried.update(check_all(made, number))
+
+    examples()
+    assert any(s.startswith("shard") for s in tried), tried
