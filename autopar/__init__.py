@@ -10,11 +10,11 @@ __all__ = ["Cluster", "Plan", "compile", "launch", "plan"]
 if TYPE_CHECKING:
     from autopar.api import compile, launch, plan
     from autopar.cluster import Cluster
-    from autopar.plan import Plan
+    from autopar.plan_document import Plan
 
 _HOME = {
     "Cluster": "autopar.cluster",
-    "Plan": "autopar.plan",
+    "Plan": "autopar.plan_document",
     "compile": "autopar.api",
     "launch": "autopar.api",
     "plan": "autopar.api",

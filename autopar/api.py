@@ -19,7 +19,8 @@ from autopar.errors import PlanError, UsageError
 from autopar.mesh import Mesh
 from autopar.outcome import Outcome, build_plan
 from autopar.parts import Parts
-from autopar.plan import Plan
+from autopar.plan_check import check_plan
+from autopar.plan_document import Plan
 from autopar.planning import ModelCosts, prepare
 from autopar.program import Program
 from autopar.units import parse_bytes
@@ -92,6 +93,35 @@ def search_plan(
     """`plan` with everything the search knows; an impossible request is an outcome, not an error."""
     cluster = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     precision = precision or default_precision(model)
+
+    def captured(other_precision: str) -> Program:
+        return capture(model, example_inputs, name=name, dtype=COMPUTE[other_precision])
+
+    start = time.perf_counter()
+    program = captured(precision)
+    return search_program(
+        program, cluster, global_batch_size=global_batch_size, memory_limit=memory_limit, pins=pins,
+        precision=precision, optimizer=optimizer, sequence=sequence, time_limit=time_limit,
+        progress=progress, capture_seconds=time.perf_counter() - start, recapture=captured,
+    )
+
+
+def search_program(
+    program: Program,
+    cluster: Cluster,
+    *,
+    global_batch_size: int,
+    memory_limit: int | str | None = None,
+    pins: str | Pins = "",
+    precision: str = "fp32",
+    optimizer: str = "adamw",
+    sequence: int | None = None,
+    time_limit: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    capture_seconds: float = 0.0,
+    recapture: Callable[[str], Program] | None = None,
+) -> Outcome:
+    """`search_plan` from a captured program. `recapture` gives the program of another precision."""
     options = SearchOptions(
         global_batch=global_batch_size,
         precision=precision,
@@ -101,29 +131,39 @@ def search_plan(
         time_limit=time_limit,
     )
     start = time.perf_counter()
-    program = capture(model, example_inputs, name=name, dtype=COMPUTE[precision])
-    captured = time.perf_counter()
     sizes = planned_sizes(program, sequence)
     program = prepare(program, sizes)
-    costs = ModelCosts(
-        program, cluster, sizes, boundary=options.pins.boundary,
-        split_weights=options.pins.weights == "split",
-    )
-    analysed = time.perf_counter()
+
+    def prices(other_precision: str, other: Cluster) -> ModelCosts | None:
+        """Relaxations may change precision and cluster."""
+        source: Program | None = program
+        if other_precision != precision:
+            source = prepare(recapture(other_precision), sizes) if recapture else None
+        return model_costs(source, other, sizes, options.pins) if source is not None else None
+
+    costs = model_costs(program, cluster, sizes, options.pins)
+    analysed = time.perf_counter() - start
     result = search(costs, cluster, options, progress)
     seconds = {
-        "capture": captured - start,
-        "analyse": analysed - captured + result.provider_seconds,
+        "capture": capture_seconds,
+        "analyse": analysed + result.provider_seconds,
         "search": result.seconds,
     }
     if result.choice is None:
-        return Outcome(None, explain_infeasible(result, costs, cluster, options), program, seconds)
+        explained = explain_infeasible(result, costs, cluster, options, prices)
+        return Outcome(None, explained, program, seconds)
     whole = costs.chains(1, result.choice.microbatch)[0]
     flops = sum(b.flops for b in whole.blocks) / result.choice.microbatch
     found = build_plan(
         program, cluster, result, sizes, global_batch_size, costs.blocks.kinds, flops, seconds, costs.all_notes()
     )
     return Outcome(found, result, program, seconds)
+
+
+def model_costs(program: Program, cluster: Cluster, sizes: dict[str, int], pins: Pins) -> ModelCosts:
+    """Prices of a prepared program under the pins that concern placements."""
+    split = pins.weights == "split"
+    return ModelCosts(program, cluster, sizes, boundary=pins.boundary, split_weights=split)
 
 
 def compile(  # noqa: A001 - the name users look for
@@ -147,8 +187,7 @@ def compile(  # noqa: A001 - the name users look for
     `timeout_seconds` bounds every wait for another rank. `seed`: of the weights of a model on the meta device.
     The model is not changed; only this rank's shards of it are materialised.
     """
-    from autopar.runtime.program import DistributedProgram
-    from autopar.runtime.ranks import Ranks, agree, together
+    from autopar.runtime.ranks import Ranks
 
     # Before there is a plan all ranks are alike: a mesh with one axis is enough to talk.
     world = Ranks.create(Mesh(dp=world_size()), timeout_seconds=timeout_seconds)
@@ -163,20 +202,44 @@ def compile(  # noqa: A001 - the name users look for
         )
 
     decided = decide_on_first_rank(world, decide)
-    ranks = Ranks.create(decided.mesh, timeout_seconds=timeout_seconds)
+    return build(
+        model, decided, global_batch_size,
+        lambda: prepared(model, example_inputs, decided), timeout_seconds=timeout_seconds, seed=seed,
+    )
+
+
+def prepared(model: nn.Module, example_inputs: Inputs, plan: Plan) -> Program:
+    """Capture and the front passes, for a plan that is decided."""
+    program = capture(model, example_inputs, name=plan.model, dtype=COMPUTE[plan.precision])
+    return prepare(program, plan.sizes)
+
+
+def build(
+    model: nn.Module,
+    plan: Plan,
+    global_batch_size: int,
+    program_for: Callable[[], Program],
+    *,
+    timeout_seconds: float = 300.0,
+    seed: int = 0,
+) -> DistributedProgram:
+    """The second half of `compile`: rewrite for the plan, agree with all ranks, make this rank's part."""
+    from autopar.runtime.program import DistributedProgram
+    from autopar.runtime.ranks import Ranks, agree, together
+
+    ranks = Ranks.create(plan.mesh, timeout_seconds=timeout_seconds)
     error: Exception | None = None
     try:
-        program = capture(model, example_inputs, name=decided.model, dtype=COMPUTE[decided.precision])
-        program = prepare(program, decided.sizes)
-        check_plan(decided, program, global_batch_size)
-        parts = rewrite_for(program, decided)
+        program = program_for()
+        check_plan(plan, program, global_batch_size)
+        parts = rewrite_for(program, plan)
     except Exception as found:
         error = found
     together(ranks, error)
-    agree(ranks, f"{program.fingerprint()} {decided.decisions()}")
+    agree(ranks, f"{program.fingerprint()} {plan.decisions()}")
     stage = parts.stages[ranks.index("pp")]
     place_on_device(stage, ranks.device, ranks.group("tp").group_name)
-    return DistributedProgram(lambda _: stage, decided, ranks, model, seed=seed)
+    return DistributedProgram(lambda _: stage, plan, ranks, model, seed=seed)
 
 
 def world_size() -> int:
@@ -210,49 +273,6 @@ def rewrite_for(program: Program, plan: Plan) -> Parts:
 
     parts, _ = run_passes(Parts(program, plan, dict(plan.sizes)), back_pipeline(), verify=verify)
     return parts
-
-
-def check_plan(plan: Plan, program: Program, global_batch_size: int | None = None) -> None:
-    """Whether a plan, perhaps edited by hand, fits a program; raises `PlanError` naming what does not."""
-    if plan.fingerprint != program.fingerprint():
-        raise PlanError(
-            f"the plan was made for another model or another shape of it: {plan.model!r} with "
-            f"fingerprint {plan.fingerprint}, this one has {program.fingerprint()}",
-            next_step="make the plan again for this model, precision and inputs",
-        )
-    if global_batch_size is not None and global_batch_size != plan.global_batch:
-        raise PlanError(
-            f"global_batch_size is {global_batch_size}, the plan is for {plan.global_batch}",
-            next_step="pass the plan's global batch, or plan again",
-        )
-    product = plan.mesh.dp * plan.microbatch * plan.microbatches
-    if product != plan.global_batch:
-        raise PlanError(
-            f"dp {plan.mesh.dp} x microbatch {plan.microbatch} x microbatches {plan.microbatches} = "
-            f"{product}, but the global batch is {plan.global_batch}",
-            next_step="edit one of the four so that the product fits",
-        )
-    if plan.sizes.get("batch") != plan.microbatch:
-        raise PlanError(
-            f"sizes.batch is {plan.sizes.get('batch')}, the microbatch is {plan.microbatch}",
-            next_step="set both to the same number",
-        )
-    if "batch" not in program.symbols and plan.microbatch != program.sizes["batch"]:
-        raise PlanError(
-            f"the model was captured with a fixed batch of {program.sizes['batch']}, the plan has "
-            f"microbatches of {plan.microbatch}",
-            next_step="give example_inputs with the plan's microbatch size",
-        )
-    if len(plan.stages) != plan.mesh.pp:
-        raise PlanError(
-            f"mesh.pp is {plan.mesh.pp}, but there are {len(plan.stages)} stages",
-            next_step="give one entry of `stages` for each pipeline stage",
-        )
-    if plan.schedule == "1f1b" and plan.mesh.pp > 1 and plan.microbatches < plan.mesh.pp:
-        raise PlanError(
-            f"1f1b with {plan.microbatches} microbatches on {plan.mesh.pp} stages",
-            next_step="use at least as many microbatches as stages, or the gpipe schedule",
-        )
 
 
 def planned_sizes(program: Program, sequence: int | None) -> dict[str, int]:

@@ -64,7 +64,7 @@ def plan(
 @app.command()
 def show(path: PlanArgument, json: JsonOption = False) -> None:
     """Print a plan: decisions, memory, time, placements, proof."""
-    from autopar.plan import Plan
+    from autopar.plan_document import Plan
     from autopar.report.text import show as render
 
     found = Plan.load(path)
@@ -79,7 +79,7 @@ def show(path: PlanArgument, json: JsonOption = False) -> None:
 @app.command()
 def explain(path: PlanArgument) -> None:
     """Say what limits a plan and why it is not its neighbour."""
-    from autopar.plan import Plan
+    from autopar.plan_document import Plan
     from autopar.report.text import explain as render
 
     typer.echo(render(Plan.load(path)))
@@ -88,7 +88,7 @@ def explain(path: PlanArgument) -> None:
 @app.command()
 def compare(first: PlanArgument, second: PlanArgument) -> None:
     """What differs between two plans: decisions, time, memory."""
-    from autopar.plan import Plan
+    from autopar.plan_document import Plan
     from autopar.report.diff import diff
 
     typer.echo(diff(Plan.load(first), Plan.load(second)))

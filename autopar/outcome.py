@@ -8,7 +8,7 @@ from typing import Any
 from autopar.block_cost import ChainCost
 from autopar.cluster import Cluster
 from autopar.mesh import Mesh
-from autopar.plan import Plan
+from autopar.plan_document import Plan
 from autopar.program import Program
 from autopar.search.result import Choice, SearchResult
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 
 from autopar.errors import PassError
-from autopar.plan import Plan
+from autopar.plan_document import Plan
 from autopar.program import Program
 from autopar.stage_program import StageProgram
 

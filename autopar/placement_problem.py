@@ -47,6 +47,7 @@ class Problem:
     given: dict[str, tuple[Placement, ...]] = field(default_factory=dict)
 
     def add(self, op: OpNode) -> None:
+        assert op.name not in self.given, f"two ops are named {op.name}"
         self.ops.append(op)
         self.given[op.name] = tuple(dict.fromkeys(c.result for c in op.choices))
         self.sizes.setdefault(op.name, {})

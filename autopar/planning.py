@@ -7,11 +7,9 @@ The two prices must agree: that is asserted for every block.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import torch
 from torch import fx
 
 from autopar.block_cost import BlockCost, ChainCost
@@ -21,7 +19,7 @@ from autopar.op_call import Bindings, types_of
 from autopar.parts import Parts, Slot
 from autopar.placement import Placement, Replicate, Shard
 from autopar.placement_problem import Problem
-from autopar.program import Program
+from autopar.program import Program, copy_graph
 from autopar.passes.analysis.block_costs import block_cost
 from autopar.passes.analysis.blocks import analyse_blocks
 from autopar.passes.analysis.strategies import Axis, build_problem, candidates, local_call, searched, source_names
@@ -40,7 +38,8 @@ PRICES = (0.0, 1e-12, 1e-10)
 
 def prepare(program: Program, sizes: dict[str, int]) -> Program:
     """The front half of the passes: what the search and the back half start from."""
-    parts, _ = run_passes(Parts(program, sizes=sizes), front_pipeline())
+    own = program.with_graph(copy_graph(program.graph_module))
+    parts, _ = run_passes(Parts(own, sizes=sizes), front_pipeline())
     return parts.program
 
 
@@ -146,7 +145,7 @@ class ModelCosts:
     ) -> tuple[fx.GraphModule, tuple[Slot, ...]]:
         """A copy of a distinct block, rewritten for placements: what one rank runs."""
         found = self._kinds_for(microbatch)[kind]
-        graph = _copy(found.graph)
+        graph = copy_graph(found.graph)
         place(kind, graph, found.slots, chosen, boundary, tp)
         if tp > 1:
             insert_collectives(graph, boundary, tp)
@@ -350,15 +349,3 @@ class ModelCosts:
             tied_parameters=whole.tied_parameters // tp,
         )
 
-
-def _copy(graph: fx.GraphModule) -> fx.GraphModule:
-    """A copy whose nodes have their own metadata; tensors are shared."""
-    made = fx.Graph()
-    values: dict[fx.Node, fx.Node] = {}
-    for node in graph.graph.nodes:
-        values[node] = made.node_copy(node, lambda n: values[n])
-        values[node].meta = copy.copy(node.meta)
-    module = fx.GraphModule(torch.nn.Module(), made)
-    for name, buffer in graph.named_buffers():
-        module.register_buffer(name, buffer, persistent=False)
-    return module

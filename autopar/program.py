@@ -96,6 +96,19 @@ class Program:
         return replace(self, graph_module=graph_module, **changes)
 
 
+def copy_graph(graph: fx.GraphModule) -> fx.GraphModule:
+    """A copy whose nodes have their own metadata; names are kept and tensors are shared."""
+    made = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    for node in graph.graph.nodes:
+        values[node] = made.node_copy(node, lambda n: values[n])
+        values[node].meta = dict(node.meta)
+    module = fx.GraphModule(torch.nn.Module(), made)
+    for name, buffer in graph.named_buffers():
+        module.register_buffer(name, buffer, persistent=False)
+    return module
+
+
 def _symbol_names(program: Program) -> dict[str, str]:
     return {str(symbol): name for name, symbol in program.symbols.items()}
 

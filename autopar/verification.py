@@ -11,7 +11,7 @@ from torch import nn
 
 from autopar.errors import UsageError
 from autopar.models import ModelSource, resolve_model
-from autopar.plan import Plan
+from autopar.plan_document import Plan
 
 # Largest relative error that rounding alone explains, by dtype of the parameters.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float64: 1e-11}
@@ -100,22 +100,28 @@ def random_batch(source: ModelSource, model: nn.Module, size: int, case: Case) -
 
 def verify_case(case: Case) -> Verdict | None:
     """Run one case on this rank (all ranks call it); the verdict on rank 0, None elsewhere."""
-    import torch.distributed as dist
-
     import autopar
 
     model, source = build_real(case.model, case.sequence, case.seed)
     reference = copy.deepcopy(model)
-    example = dict(source.example_inputs)
     program = autopar.compile(
         model,
-        example_inputs=example,
+        example_inputs=dict(source.example_inputs),
         global_batch_size=case.global_batch,
         plan=Plan.from_dict(case.plan) if case.plan else None,
         pins=case.pins,
         memory_limit=case.memory_limit,
         timeout_seconds=120.0,
     )
+    return compare_with_one_device(case, program, model, reference, source)
+
+
+def compare_with_one_device(
+    case: Case, program: Any, model: nn.Module, reference: nn.Module, source: ModelSource
+) -> Verdict | None:
+    """One step of both on the same batch, then `case.steps` optimizer steps; the verdict on rank 0."""
+    import torch.distributed as dist
+
     batch = random_batch(source, model, case.global_batch, case)
     loss = program.step(batch)
     gradients = program.full_gradients()
@@ -197,8 +203,8 @@ def _train(
     if verdict is None or reference is None:
         return
     errors = [
-        float((state[n].cpu().double() - p.double()).norm() / p.double().norm().clamp_min(1e-12))
-        for n, p in reference.named_parameters()
+        float((state[n].cpu().double() - p).norm() / p.norm().clamp_min(1e-12))
+        for n, p in ((n, p.detach().double()) for n, p in reference.named_parameters())
         if n in state
     ]
     verdict.parameter_error = max(errors, default=0.0)
@@ -207,14 +213,33 @@ def _train(
     verdict.equal = verdict.equal and together
 
 
-def verify_cases(cases: list[Case]) -> list[Verdict] | None:
-    """Several cases in one process group; an error of one is its verdict."""
+def verify_plans(model_text: str, cases: list[Case]) -> list[Verdict] | None:
+    """Cases with plans for one model, in one process group: the model is captured once.
+
+    An error of one case is its verdict.
+    """
     import torch.distributed as dist
 
+    from autopar.api import build, prepared
+
+    captured: dict[str, Any] = {}
     verdicts = []
     for case in cases:
+        assert case.plan is not None
+        plan = Plan.from_dict(case.plan)
         try:
-            found = verify_case(case)
+            model, source = build_real(model_text, case.sequence, case.seed)
+            reference = copy.deepcopy(model)
+
+            def program_for(
+                model: nn.Module = model, source: ModelSource = source, plan: Plan = plan
+            ) -> Any:
+                if plan.precision not in captured:
+                    captured[plan.precision] = prepared(model, source.example_inputs, plan)
+                return captured[plan.precision]
+
+            program = build(model, plan, case.global_batch, program_for, timeout_seconds=120.0)
+            found = compare_with_one_device(case, program, model, reference, source)
         except Exception as error:
             found = Verdict(case, error=f"{type(error).__name__}: {error}")
         if found is not None:

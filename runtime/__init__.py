@@ -8,5 +8,5 @@ from __future__ import annotations
 if __name__ == "runtime":
     # A second copy of these modules would define second, unequal copies of their classes.
     raise ImportError(
-        "import `autopar.runtime`, not `runtime`: a module loaded under two names has unequal classes"
+        "import `autopar.runtime`, not `runtime`: a module under two names has unequal classes"
     )

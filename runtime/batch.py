@@ -1,4 +1,4 @@
-"""The batch of a step: checked against what the program was made for, and cut to this rank's part."""
+"""The batch of a step: whether it is what the program was made for, and this rank's part of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class BatchRules:
         """This rank's rows of the inputs that are cut, and the whole inputs; on the device.
 
         Takes the global batch, of which every dp rank uses its own rows, or only those rows; dim 0
-        tells which. Raises `PlanError` for a missing or unknown input, another size, or another dtype.
+        tells which. Raises `PlanError` for a missing or unknown input, another size, or another
+        dtype.
         """
         self._check_names(batch)
         cut: dict[str, Tensor] = {}
@@ -101,7 +102,8 @@ class BatchRules:
 
     def _wrong_rows(self, name: str, spec: ValueSpec, value: Tensor) -> PlanError:
         return PlanError(
-            f"batch input {name!r} has {value.shape[0]} rows, the plan has {self._expected(name, spec)}:"
-            f" {self.microbatches} microbatches of {spec.shape[0]} on each of {self.dp} dp ranks",
+            f"batch input {name!r} has {value.shape[0]} rows, expected "
+            f"{self._expected(name, spec)}: {self.microbatches} microbatches of {spec.shape[0]} "
+            f"on each of {self.dp} dp ranks",
             next_step="give a batch of that size, or plan for another global_batch_size",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -48,7 +49,7 @@ class Message:
             self._work.wait()
         if self._flat is self._tensors[0]:
             return
-        pieces = self._flat.split([t.numel() for t in self._tensors])
+        pieces = torch.split(self._flat, [t.numel() for t in self._tensors])
         for tensor, piece in zip(self._tensors, pieces, strict=True):
             tensor.copy_(piece.view_as(tensor))
 
@@ -56,8 +57,8 @@ class Message:
 class OverlappedSum:
     """Sums gradients over a group while the backward still runs.
 
-    After `arm`, a bucket leaves as soon as all its gradients of that backward are there, always in the
-    same order (the reverse of the parameters'); `finish` sends the rest and waits for all.
+    After `arm`, a bucket leaves as soon as all its gradients of that backward are there, always
+    in the same order (the reverse of the parameters'); `finish` sends the rest and waits for all.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
@@ -73,7 +74,8 @@ class OverlappedSum:
         self._sent = 0
         self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket}
         for parameter in self._bucket_of:
-            parameter.register_post_accumulate_grad_hook(self._arrived)
+            hook: Any = parameter.register_post_accumulate_grad_hook
+            hook(self._arrived)
 
     def arm(self) -> None:
         """The next backward is the last of the step."""

@@ -1,9 +1,10 @@
 """Values for a model on the meta device: the same on every rank, whatever the plan.
 
-One module at a time gets real (CPU) tensors and is initialised by the model's own code: `_init_weights`
-of the nearest module around it that has one (Hugging Face models), called for it and then for
-the modules around it, as a walk over the whole model would; else its `reset_parameters`. The random
-seed depends on the module's path only, so a rank that skips modules draws the same numbers.
+One module at a time gets real (CPU) tensors and is initialised by the model's own code:
+`_init_weights` of the nearest module around it that has one (Hugging Face models), called for it
+and then for the modules around it, as a walk over the whole model would; else its
+`reset_parameters`. The random seed depends on the module's path only, so a rank that skips
+modules draws the same numbers.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from autopar.errors import UsageError
 def module_values(model: nn.Module, path: str, seed: int = 0) -> dict[str, torch.Tensor]:
     """Parameters and buffers that the module at `path` owns itself, by their names in it.
 
-    Tensors that are real already are returned as they are; those on meta are initialised, in float32
-    at least. Raises `UsageError` that names a tensor which nothing initialises.
+    Tensors that are real already are returned as they are; those on meta are initialised, in
+    float32 at least. Raises `UsageError` that names a tensor which nothing initialises.
     """
     owner = model.get_submodule(path)
     before = {**owner._parameters, **owner._buffers}
@@ -46,7 +47,7 @@ def module_values(model: nn.Module, path: str, seed: int = 0) -> dict[str, torch
         if tensor.is_meta or not _is_set(tensor):
             full = f"{path}.{name}" if path else name
             raise UsageError(
-                f"{full!r} is on the meta device and {type(owner).__name__} has no code that sets it",
+                f"{full!r} is on the meta device and no code of {type(owner).__name__} sets it",
                 next_step="give the module a reset_parameters() that sets it, or build the model "
                 "on a real device",
             )
@@ -99,11 +100,11 @@ def _is_set(tensor: torch.Tensor) -> bool:
     return not bool((tensor == torch.iinfo(tensor.dtype).min).any())
 
 
-def _place(owner: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+def _place(owner: nn.Module, tensors: dict[str, Any]) -> None:
     """Put tensors under their names, past `__setattr__`, which would refuse or re-register."""
     for name, tensor in tensors.items():
         if name in owner._parameters:
-            owner._parameters[name] = tensor  # type: ignore[assignment]
+            owner._parameters[name] = tensor
         else:
             owner._buffers[name] = tensor
 

@@ -1,4 +1,4 @@
-"""Start local ranks: a Python function on each (`spawn`), or a script under torchrun (`run_script`)."""
+"""Start local ranks: a function on each (`spawn`), or a script under torchrun (`run_script`)."""
 
 from __future__ import annotations
 
@@ -35,14 +35,18 @@ def spawn(
     """Run `function(*args)` on `nproc` local ranks; return the results in order of rank.
 
     The function has to be importable or defined in the main script (which then needs the
-    `if __name__ == "__main__"` guard); it runs with the torchrun variables set and the process group
-    made. Results travel by pickle. Raises `RuntimeFault` when a rank raises (with its traceback),
-    dies, or `timeout_seconds` run out; no rank outlives the call.
+    `if __name__ == "__main__"` guard); it runs with the torchrun variables set and the process
+    group made. Results travel by pickle. Raises `RuntimeFault` when a rank raises (with its
+    traceback), dies, or `timeout_seconds` run out; no rank outlives the call.
     """
-    import torch.distributed as dist
+    import torch.distributed
 
+    # Any: torch does not list its stores among what it exports.
+    torch_distributed: Any = torch.distributed
     # This process holds the store, so that its port is taken from the moment it is known.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True)
+    store = torch_distributed.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True
+    )
     context = multiprocessing.get_context("spawn")
     processes: list[Any] = []
     pipes: list[connection.Connection] = []
@@ -151,7 +155,7 @@ def _collect(
         open_ranks = [r for r in range(len(processes)) if r not in results and r not in faults]
         waiting = {pipes[r]: r for r in open_ranks} | {processes[r].sentinel: r for r in open_ranks}
         for item in connection.wait(list(waiting), timeout=min(left, 1.0)):
-            _receive(waiting[item], processes, pipes, results, faults)  # type: ignore[index]
+            _receive(waiting[item], processes, pipes, results, faults)
         if faults and deadline > time.monotonic() + _GRACE_SECONDS:
             deadline = time.monotonic() + _GRACE_SECONDS
         if faults and len(results) + len(faults) == len(processes):

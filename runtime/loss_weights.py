@@ -1,8 +1,8 @@
 """Weights that turn per-microbatch mean losses into the mean over the whole batch.
 
 A mean over n of N targets contributes with n / N, so labels that are ignored unevenly over
-microbatches and ranks give exactly the loss and gradients of one device. A loss that is no such mean
-counts each microbatch alike.
+microbatches and ranks give exactly the loss and gradients of one device. A loss that is no such
+mean counts each microbatch alike.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 
 
 def stage_norm(parameters: Sequence[nn.Parameter], norm_type: float, ranks: Ranks) -> Tensor:
-    """Norm of these gradients, each counted once over dp and tp; float64, equal on dp and tp ranks."""
+    """Norm of these gradients, each counted once over dp and tp; the same on dp and tp ranks."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return torch.zeros((), dtype=torch.float64, device=ranks.device)
@@ -53,11 +53,11 @@ def scale_gradients(parameters: Sequence[nn.Parameter], norm: Tensor, max_norm: 
 class OtherStages:
     """One number that stands for the gradients of all other stages in a norm over this rank's.
 
-    `torch.nn.utils.clip_grad_norm_(program.parameters(), ...)` sees only the parameters of this rank's
-    stage. This parameter's value is unused; its gradient is set, after each step, to the 2-norm of
-    what other stages hold, so that the 2-norm of all that `parameters()` gives is the global one on
-    every rank. A parameter tied across stages is in the lists of several ranks; the number makes up
-    for that too.
+    `torch.nn.utils.clip_grad_norm_(program.parameters(), ...)` sees only the parameters of this
+    rank's stage. This parameter's value is unused; its gradient is set, after each step, to the
+    2-norm of what other stages hold, so that the 2-norm of all that `parameters()` gives is the
+    global one on every rank. A parameter tied across stages is in the lists of several ranks; the
+    number makes up for that too.
     """
 
     def __init__(self, like: nn.Parameter, ranks: Ranks) -> None:

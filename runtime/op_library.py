@@ -1,9 +1,9 @@
 """Registration of the ops of the `autopar` namespace.
 
 An op is a kernel, the shape of its result, and its conjugate: the op that turns the gradient of the
-result into the gradient of the operand. Ops work on real, meta and fake tensors and in fx graphs. The
-group is a string: the name of a c10d process group (graphs that come from the rewrites name the mesh
-axis; `autopar.runtime.stage` binds it).
+result into the gradient of the operand. Ops work on real, meta and fake tensors and in fx graphs.
+The group is a string: the name of a c10d process group (graphs that come from the rewrites name
+the mesh axis; `autopar.runtime.stage` binds it).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-LIBRARY = torch.library.Library("autopar", "DEF")
+# Any: these methods of torch are not annotated.
+LIBRARY: Any = torch.library.Library("autopar", "DEF")  # type: ignore[no-untyped-call]
 
 Kernel = Callable[..., Any]
 

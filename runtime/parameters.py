@@ -1,8 +1,8 @@
 """A rank's own parameters and buffers, made one at a time from the user's model.
 
 The tensor-parallel slice of a parameter is a `DTensor` on the tp mesh (also when tp is 1, so that
-state has one form); `autopar.runtime.zero` shards it further over dp. Only one whole parameter exists
-at a time, on the CPU.
+state has one form); `autopar.runtime.zero` shards it further over dp. Only one whole parameter
+exists at a time, on the CPU.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-from autopar.plan import Plan
+from autopar.plan_document import Plan
 from autopar.runtime.loss_weights import weighted
 from autopar.runtime.ranks import Ranks
 from autopar.runtime.torch_compat import (
@@ -85,8 +85,8 @@ class _Stage(PipelineStage):
     """torch's stage with two changes.
 
     The engine decides when gradients are reduced, where torch always waits for the last microbatch.
-    Memory for received values exists from their receipt to their backward, where torch holds it for all
-    microbatches from the first step on.
+    Memory for received values exists from their receipt to their backward, where torch holds it
+    for all microbatches from the first step on.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from autopar.plan import Plan
+from autopar.plan_document import Plan
 from autopar.runtime.batch import BatchRules
 from autopar.runtime.gather import gather_to_first
 from autopar.runtime.gradients import local_gradients, sum_over
@@ -133,9 +133,9 @@ class DistributedProgram:
     def step(self, batch: Mapping[str, Tensor] | None = None, **inputs: Tensor) -> Tensor:
         """Forward and backward of one batch; returns the mean loss over all of it, on every rank.
 
-        The batch is a dict or keyword arguments: the global batch (each dp rank uses its rows), or this
-        dp rank's rows only. Gradients are added to those there are. In `eval` mode there is no
-        backward. Raises on every rank, before any work, when a rank's batch does not fit.
+        The batch is a dict or keyword arguments: the global batch (each dp rank uses its rows),
+        or this dp rank's rows only. Gradients are added to those there are. In `eval` mode there
+        is no backward. Raises on every rank, before any work, when a rank's batch does not fit.
         """
         ranks, plan = self.ranks, self.plan
         local, weights = self._prepare({**(batch or {}), **inputs})
@@ -200,8 +200,8 @@ class DistributedProgram:
     def parameters(self) -> Iterator[nn.Parameter]:
         """Parameters of this rank's stage, for an optimizer or `torch.nn.utils.clip_grad_norm_`.
 
-        With several stages one more scalar comes last, which stands for the other stages' gradients in a
-        2-norm; its own value is unused.
+        With several stages one more scalar comes last, which stands for the other stages'
+        gradients in a 2-norm; its own value is unused.
         """
         yield from self._parameters.values()
         if self._others is not None:
@@ -232,7 +232,7 @@ class DistributedProgram:
     # State.
 
     def state_dict(self) -> dict[str, Tensor]:
-        """This rank's shards, as DTensors by name: what torch.distributed.checkpoint saves and loads."""
+        """This rank's shards, DTensors by name, as torch.distributed.checkpoint takes them."""
         return {fqn: parameter.detach() for fqn, parameter in self._parameters.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

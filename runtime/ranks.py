@@ -17,6 +17,9 @@ from autopar.errors import PlanError, RuntimeFault
 from autopar.mesh import AXES, Mesh
 from autopar.runtime.torch_compat import quiet_redistribution, set_timeout
 
+# Any: torch does not list its stores among what it exports.
+torch_distributed: Any = dist
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -102,7 +105,8 @@ def _start(kind: str, wait: datetime.timedelta) -> None:
         dist.init_process_group(backend, timeout=wait)
     else:
         # One rank without torchrun: a store in this process is enough.
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=wait)
+        store = torch_distributed.HashStore()
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=wait)
 
 
 def together(

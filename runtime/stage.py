@@ -86,11 +86,11 @@ class BlockModule(ParameterSlots):
 
 
 class StageModule(ParameterSlots):
-    """All blocks of a stage for one microbatch: received values and batch inputs in; values to send,
-    or the loss, out. Owns the parameters that several of its blocks read.
+    """All blocks of a stage for one microbatch: received values and batch inputs in; values to
+    send, or the loss, out. Owns the parameters that several of its blocks read.
 
-    `finish_block` is called on each block once its parameters exist (ZeRO shards them there), so that no
-    more than one block is ever whole.
+    `finish_block` is called on each block once its parameters exist (ZeRO shards them there), so
+    that no more than one block is ever whole.
     """
 
     def __init__(

@@ -29,6 +29,8 @@ STAGE_HOOKS = (
     "_create_grad_recv_info",
 )
 
+_c10d: Any = distributed_c10d
+
 # torch 2.13 renamed these two and warns about the old names.
 all_gather_single: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -36,13 +38,13 @@ reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", dist.reduce_
 
 def resolve_group(name: str) -> dist.ProcessGroup:
     """The process group of that c10d name; raises `RuntimeError` when there is none."""
-    group: dist.ProcessGroup = distributed_c10d._resolve_process_group(name)
+    group: dist.ProcessGroup = _c10d._resolve_process_group(name)
     return group
 
 
 def set_timeout(group: dist.ProcessGroup, wait: datetime.timedelta) -> None:
     """How long an operation of the group may take; a mesh gives its groups half an hour."""
-    distributed_c10d._set_pg_timeout(wait, group)
+    _c10d._set_pg_timeout(wait, group)
 
 
 def quiet_redistribution() -> None:

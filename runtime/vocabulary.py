@@ -62,7 +62,8 @@ def _embedding_gradient(
     own, local = _own(ids, rows, ranks, group)
     keep = own & (ids != padding_idx) if padding_idx >= 0 else own
     masked = grad * keep.unsqueeze(-1).to(grad.dtype)
-    return torch.ops.aten.embedding_dense_backward(masked, local, rows, -1, False)
+    result: Tensor = torch.ops.aten.embedding_dense_backward(masked, local, rows, -1, False)
+    return result
 
 
 define_with_context(
@@ -194,7 +195,8 @@ def _token_loss(
     total = functional.cross_entropy(
         _wide(logits), target, ignore_index=ignore_index, reduction="sum"
     )
-    return (total / count).to(logits.dtype)
+    mean: Tensor = total / count
+    return mean.to(logits.dtype)
 
 
 def _count_targets(target: Tensor, ignore_index: int, group: str) -> Tensor:

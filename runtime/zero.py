@@ -7,9 +7,10 @@
 | 2     | gathered once, kept to the end       | reduce-scattered after every microbatch    |
 | 3     | gathered and dropped block by block  | reduce-scattered after every microbatch    |
 
-Levels 1 to 3 are FSDP2. Level 0, and dp 1, need no second copy of the parameters and so do without: there
-gradients are summed in buckets while the last backward runs. Gradients are sums over dp, because each
-loss is weighted by its share of the whole batch (`autopar.runtime.loss_weights`).
+Levels 1 to 3 are FSDP2. Level 0, and dp 1, need no second copy of the parameters and so do
+without: there gradients are summed in buckets while the last backward runs. Gradients are sums
+over dp, because each loss is weighted by its share of the whole batch
+(`autopar.runtime.loss_weights`).
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class DataParallel(Protocol):
 def data_parallel(make_stage: MakeStage, ranks: Ranks, zero: int, precision: str) -> DataParallel:
     """Build the stage with its parameters spread as the level says.
 
-    `make_stage(finish_block)` makes the module and calls `finish_block` on each block as soon as its
-    parameters exist.
+    `make_stage(finish_block)` makes the module and calls `finish_block` on each block as soon as
+    its parameters exist.
     """
     if ranks.mesh.dp == 1 or zero == 0:
         return Replicated(make_stage(lambda block: None), ranks)
@@ -99,6 +100,19 @@ class Sharded:
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
+        self._set_prefetch()
+
+    def _set_prefetch(self) -> None:
+        """In the backward, gather the block before while this one works.
+
+        FSDP's own guess follows the order of past forwards, which is another microbatch's where a
+        pipeline interleaves them.
+        """
+        blocks = [b for b in self.stage.blocks if isinstance(b, FSDPModule)]
+        # The first block names itself: nothing is before it, and no list means the guess.
+        for before, block in zip([blocks[0], *blocks], [*blocks, self.stage], strict=True):
+            assert isinstance(block, FSDPModule)
+            block.set_modules_to_backward_prefetch([before])
 
     def begin_step(self) -> None:
         pass

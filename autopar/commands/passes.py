@@ -59,7 +59,8 @@ def _dump(
     sequence: int | None,
 ) -> None:
     import autopar.runtime.collectives  # noqa: F401 - registers the ops that the passes insert
-    from autopar.api import COMPUTE, check_plan
+    from autopar.api import COMPUTE
+    from autopar.plan_check import check_plan
     from autopar.commands.plan import PlanRequest, find_plan
     from autopar.models import resolve_model
     from autopar.parts import Parts
@@ -67,7 +68,7 @@ def _dump(
     from autopar.passes.pass_manager import run_passes
     from autopar.passes.pipeline import back_pipeline, front_pipeline
     from autopar.passes.verify import verify
-    from autopar.plan import Plan
+    from autopar.plan_document import Plan
     from autopar.search.infeasible import infeasible_error
 
     if path is not None:

@@ -7,11 +7,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from autopar.api import COMPUTE, check_plan, rewrite_for, search_plan
+from autopar.api import COMPUTE, rewrite_for, search_plan
 from autopar.cluster import Cluster
 from autopar.errors import UsageError
 from autopar.models import resolve_model
 from autopar.outcome import Outcome
+from autopar.plan_check import check_plan
 from autopar.pictures import block_pictures
 from autopar.search.best_first import Progress
 from autopar.search.infeasible import infeasible_error

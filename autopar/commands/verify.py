@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.errors import NotEqualError, PlanError, UsageError
-from autopar.plan import Plan
+from autopar.plan_document import Plan
 from autopar.verification import Case, Verdict, verify_case
 
 SHOWN = 10

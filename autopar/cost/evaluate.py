@@ -21,7 +21,7 @@ from autopar.cost.setting import Setting
 from autopar.cost.step import dp_collectives, optimizer_seconds, send_seconds, tied_seconds
 from autopar.errors import PassError, PlanError
 from autopar.mesh import Mesh
-from autopar.plan import StagePlan
+from autopar.plan_document import StagePlan
 
 TOLERANCE = 1e-9
 

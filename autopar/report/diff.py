@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autopar.plan import Plan
+from autopar.plan_document import Plan
 from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts
 from autopar.report.format import count_text, percent_text
 from autopar.report.text import decision_rows

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autopar.plan import Plan
+from autopar.plan_document import Plan
 
 MEMORY_TERMS = ("parameters", "gradients", "optimizer", "activations", "buffers")
 TIME_TERMS = {

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from autopar.errors import UsageError
-from autopar.plan import Plan
+from autopar.plan_document import Plan
 from autopar.report.block_picture import BlockPicture
 from autopar.report.page_data import page_data
 from autopar.report.page_parts import parts

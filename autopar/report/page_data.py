@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from autopar.plan import Plan
+from autopar.plan_document import Plan
 from autopar.report.block_picture import BlockPicture, EdgePicture, OpPicture
 from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts
 from autopar.report.fold import counted, fold

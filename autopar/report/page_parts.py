@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from autopar import __version__
-from autopar.plan import Plan
+from autopar.plan_document import Plan
 from autopar.report.block_picture import BlockPicture, OpPicture
 from autopar.report.facts import TIME_TERMS, Facts, mesh_text
 from autopar.report.fold import counted, fold

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from autopar.plan import Plan
+from autopar.plan_document import Plan
 from autopar.report.block_picture import BlockPicture
 from autopar.report.fold import counted
 from autopar.report.words import MAIN_OPS, RENAMES, op_of, rank_of, strategy_words

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from autopar.cost.pipeline import simulate
-from autopar.plan import Plan
+from autopar.plan_document import Plan
 from autopar.report.facts import Facts
 
 _KINDS = {"F": "forward", "R": "recompute", "B": "backward"}

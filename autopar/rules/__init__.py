@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from autopar.op_call import OpCall
 from autopar.rules import attention, lookup, matmul, pointwise, reduction, shape
-from autopar.rules.language import Rule
+from autopar.rules.language import NoRuleError, Rule
 
 RuleFunction = Callable[[OpCall], Rule | None]
 
@@ -62,4 +62,8 @@ def rule_for(op: OpCall) -> Rule | None:
     function = RULES.get(op.op_name)
     if function is None or not op.results:
         return None
-    return function(op)
+    try:
+        return function(op)
+    except NoRuleError:
+        # An unusual form of a known op: the same operand twice, a vector for a matrix.
+        return None

@@ -15,8 +15,8 @@ def sdpa(op: OpCall) -> Rule | None:
     if len({a.index for a in op.args[:3] if isinstance(a, Operand)}) != 3:
         return None
     q, k, v = (op.types[a.index].shape for a in op.args[:3])
-    if len(q) != 4 or len(k) != 4:
-        return None
+    if len(q) != 4 or len(k) != 4 or k[0] != q[0] or v[:3] != k[:3] or q[1] % k[1]:
+        return None  # broadcast operands
     mask = op.argument(3, "attn_mask")
     causal = bool(op.argument(5, "is_causal", False))
     dropout = float(op.argument(4, "dropout_p", 0.0) or 0.0)

@@ -24,6 +24,10 @@ Dims = tuple[Dim, ...]
 _TOKEN = re.compile(r"\(([^)]*)\)|(\S+)")
 
 
+class NoRuleError(PassError):
+    """A call that the rule of its op does not describe; it is replicated."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Factors of one op call.
@@ -71,7 +75,7 @@ def parse(
     results = [_tokens(part) for part in right.split(",")]
     shapes = [t.shape for t in op.types] + [t.shape for t in op.results]
     if len(operands) != len(op.types) or len(results) != len(op.results):
-        raise PassError(
+        raise NoRuleError(
             f"rule {text!r} names {len(operands)} operands, {op.op_name} has {len(op.types)}",
             next_step="register a rule for this overload",
         )
@@ -111,14 +115,14 @@ def _expand(
         else:
             dims.append(token)
     if len(dims) != len(shape):
-        raise PassError(
+        raise NoRuleError(
             f"a rule names {len(dims)} dims for a tensor of shape {shape}",
             next_step="register a rule for this overload",
         )
     for dim, size in zip(dims, shape, strict=True):
         if len(dim) == 1:
             if sizes.setdefault(dim[0], size) != size:
-                raise PassError(
+                raise NoRuleError(
                     f"factor {dim[0]} has sizes {sizes[dim[0]]} and {size}",
                     next_step="register a rule for this overload",
                 )

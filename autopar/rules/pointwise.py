@@ -9,7 +9,7 @@ from autopar.rules.language import Dim, Dims, Rule
 _LINEAR_UNARY = {"neg", "clone", "contiguous", "alias", "to", "_to_copy", "detach", "positive"}
 NAMES = (
     "add sub rsub mul div neg abs exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal pow square sin cos tanh "
-    "sigmoid logsigmoid relu relu6 gelu silu mish softplus elu selu celu leaky_relu hardswish hardsigmoid hardtanh erf clamp clamp_min clamp_max "
+    "sigmoid log_sigmoid relu relu6 gelu silu mish softplus elu selu celu leaky_relu hardswish hardsigmoid hardtanh erf clamp clamp_min clamp_max "
     "minimum maximum floor ceil round sign where masked_fill eq ne lt le gt ge logical_and "
     "logical_or logical_not bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ remainder fmod floor_divide "
     "clone contiguous alias to _to_copy detach positive isnan isinf isfinite threshold softshrink "

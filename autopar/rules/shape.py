@@ -111,16 +111,18 @@ def unsqueeze(op: OpCall) -> Rule:
 
 
 def squeeze(op: OpCall) -> Rule:
+    """Dims that it drops only when their size is 1 stay whole: a slice of size 1 would vanish."""
     dims, sizes = _named(op.types[0].shape)
     dim = op.argument(1, "dim")
     shape = op.types[0].shape
     if dim is None:
-        drop = {i for i, s in enumerate(shape) if s == 1}
+        looked_at = set(range(len(shape)))
     else:
         asked = dim if isinstance(dim, list | tuple) else [dim]
-        drop = {int(d) % len(dims) for d in asked if shape[int(d)] == 1}
-    kept = tuple(d for i, d in enumerate(dims) if i not in drop)
-    return Rule((dims,), (kept,), sizes, linear=_ALL)
+        looked_at = {int(d) % len(dims) for d in asked}
+    kept = tuple(d for i, d in enumerate(dims) if i not in looked_at or shape[i] != 1)
+    whole = frozenset(f"d{i}" for i in looked_at)
+    return Rule((dims,), (kept,), sizes, whole, _ALL)
 
 
 def _one_dim_whole(op: OpCall, dim: int) -> Rule:

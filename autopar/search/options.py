@@ -10,7 +10,7 @@ from autopar.cluster import Cluster
 from autopar.cost.memory import DEFAULT_MARGIN, memory_limit
 from autopar.cost.setting import OPTIMIZER_STATES, PRECISION
 from autopar.errors import UsageError
-from autopar.plan import SCHEDULES
+from autopar.plan_document import SCHEDULES
 
 _NUMBERS = ("tp", "pp", "dp", "microbatch", "microbatches")
 RECOMPUTE = ("none", "full")

@@ -14,7 +14,7 @@ from autopar.cluster import Cluster
 from autopar.cost.evaluate import evaluate
 from autopar.cost.setting import Setting
 from autopar.mesh import Mesh
-from autopar.plan import StagePlan
+from autopar.plan_document import StagePlan
 from autopar.search.best_first import Prices
 from autopar.search.bounds import bound
 from autopar.search.options import SearchOptions

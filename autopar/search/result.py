@@ -10,7 +10,7 @@ from autopar.block_cost import ChainCost
 from autopar.cost.evaluate import Evaluation
 from autopar.cost.setting import Setting
 from autopar.mesh import Mesh
-from autopar.plan import StagePlan
+from autopar.plan_document import StagePlan
 from autopar.search.stages import StageSolution
 
 

@@ -96,7 +96,7 @@ def build_problem(
             types[name] = types_of(node, STATIC)[0]
             _add_source(problem, name, types[name], slot, boundary, axis, state_bytes, split_weights)
         for node in graph.graph.find_nodes(op="get_attr"):
-            names[node.name] = f"{prefix}|{node.name}"
+            names[node.name] = f"{prefix}|<{node.name}"
             kind = types[names[node.name]] = types_of(node, STATIC)[0]
             slot = Slot("buffer", node.name)
             _add_source(problem, names[node.name], kind, slot, boundary, axis, state_bytes, False)
@@ -118,7 +118,9 @@ def source_names(prefix: str, graph: fx.GraphModule, slots: tuple[Slot, ...]) ->
     names = {}
     placeholders = graph.graph.find_nodes(op="placeholder")
     for node, slot in zip(placeholders, slots, strict=True):
-        names[node.name] = f"parameter {slot.name}" if slot.kind == "parameter" else f"{prefix}|{node.name}"
+        # "<": an input may have the name of an op of the block.
+        own = f"{prefix}|<{node.name}"
+        names[node.name] = f"parameter {slot.name}" if slot.kind == "parameter" else own
     calls = [n for n in graph.graph.nodes if n.op == "call_function"]
     for node, local in zip(calls, local_op_names(calls), strict=True):
         names[node.name] = f"{prefix}|{local}"

@@ -52,6 +52,9 @@ def localize_shapes(graph: fx.GraphModule, ranks: int) -> None:
         _substitute(node, ranks)
         if getattr(node.target, "_opname", "") in RESIZING:
             node.update_arg(1, list(expected[0]))
+        elif getattr(node.target, "_opname", "") == "unflatten":
+            dim = node.args[1] % (len(expected[0]) - len(node.args[2]) + 1)  # type: ignore[operator,arg-type]
+            node.update_arg(2, list(expected[0][dim : dim + len(node.args[2])]))  # type: ignore[arg-type]
         _run(node)
         got = [tuple(v.shape) for v in tensors_of(node.meta["val"])]
         if got != expected:

@@ -15,7 +15,7 @@ from autopar.cost.setting import Setting
 from autopar.cost.step import BREAKDOWN
 from autopar.errors import PassError, PlanError
 from autopar.mesh import Mesh
-from autopar.plan import StagePlan
+from autopar.plan_document import StagePlan
 from autopar.search import columns, stages
 from autopar.search.result import Choice
 from tests.search.synthetic import Provider, cluster

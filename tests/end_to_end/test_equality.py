@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from autopar.runtime.launch import spawn
-from autopar.verification import Case, Verdict, verify_cases
+from autopar.verification import Case, Verdict, verify_plans
+from tests.end_to_end.plans import search_plans
 
 MODELS = Path(__file__).parent / "models.py"
 ARCHITECTURES = ("llama", "gpt2", "qwen3", "gemma2")
@@ -36,8 +37,13 @@ FOUR_RANKS = {
 
 
 def _run(names: dict[str, str], nproc: int, model: str, steps: int) -> dict[str, Verdict]:
-    cases = [Case(f"{MODELS}:{model}", pins, steps=steps) for pins in names.values()]
-    found = spawn(verify_cases, nproc, (cases,), timeout_seconds=280)[0]
+    """Search here, execute there: one capture for all searches, one on every rank."""
+    text = f"{MODELS}:{model}"
+    cases = [
+        Case(text, pins, plan=plan.to_dict(), steps=steps)
+        for pins, plan in zip(names.values(), search_plans(text, nproc, list(names.values())), strict=True)
+    ]
+    found = spawn(verify_plans, nproc, (text, cases), timeout_seconds=280)[0]
     return dict(zip(names, found, strict=True))
 
 

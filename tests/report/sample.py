@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from autopar.mesh import Mesh
-from autopar.plan import Plan, StagePlan
+from autopar.plan_document import Plan, StagePlan
 from autopar.report.block_picture import BlockPicture, EdgePicture, OpPicture
 from autopar.report.timeline import TimelineEvent, simulated, split_recompute
 

@@ -12,7 +12,7 @@ import pytest
 
 from autopar.errors import UsageError
 from autopar.mesh import Mesh
-from autopar.plan import Plan
+from autopar.plan_document import Plan
 from autopar.report.page import embedded_json, render, write_report
 from tests.report import sample
 from tests.report.browser import open_page

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from autopar.mesh import Mesh
-from autopar.plan import Plan
+from autopar.plan_document import Plan
 from autopar.report.text import explain, show, span_text
 from tests.report import sample
 

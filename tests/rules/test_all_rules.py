@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import pytest
 import torch
 from hypothesis import given, seed, settings
@@ -11,11 +9,7 @@ from hypothesis import strategies as st
 
 from autopar.rules import RULES
 from tests.rules.cases import CASES, POINTWISE
-from tests.rules.execution import check_all
-
-# What the examples of an op must at least have tried, beside replication.
-SEEN: dict[str, set[str]] = defaultdict(set)
-
+from tests.rules.execution import check_all, op_call_of
 
 def test_every_rule_has_a_case() -> None:
     assert set(CASES) == set(RULES)
@@ -32,7 +26,9 @@ def test_every_strategy_equals_the_whole_op(name: str) -> None:
         number = data.draw(st.integers(0, 2**16))
         torch.manual_seed(number)
         made = CASES[name](data.draw)
-        tried.update(check_all(made, number))
+        op, operands = op_call_of(made)
+        assert op.op_name == name  # else the rule's name in the table matches no op
+        tried.update(check_all(op, operands, number))
 
     examples()
     assert any(s.startswith("shard") for s in tried), tried

@@ -1,4 +1,4 @@
-"""Each op takes values and gradients from one placement to another, on real ranks and on fake tensors."""
+"""Each op takes values and gradients from placement to placement, on ranks and on fake tensors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def call(name: str, x: torch.Tensor, dim: int, other: int, ranks: int, group: st
     return result
 
 
-def piece(whole: torch.Tensor, placement: Placement, is_sum: bool, rank: int, ranks: int) -> torch.Tensor:
+def piece(
+    whole: torch.Tensor, placement: Placement, is_sum: bool, rank: int, ranks: int
+) -> torch.Tensor:
     """What `rank` holds of `whole`; `is_sum`: a term, all of which sum to it."""
     if placement.is_shard:
         return whole.chunk(ranks, placement.dim)[rank]
@@ -70,9 +72,7 @@ def check_edges() -> int:
     group = dist.group.WORLD.group_name
     done = 0
     for name, dim, other in CASES:
-        before, after = (
-            Placement.parse(text.format(d=dim, e=other)) for text in EDGES[name][:2]
-        )
+        before, after = (Placement.parse(text.format(d=dim, e=other)) for text in EDGES[name][:2])
         torch.manual_seed(done)
         value, cotangent = torch.randn(2, *SHAPE, dtype=torch.float64).unbind()
         local = piece(value, before, before.kind == "P", rank, ranks)
@@ -107,8 +107,8 @@ def test_shapes_on_fake_tensors(name: str, dim: int, other: int) -> None:
 
 def test_identities_copy_nothing() -> None:
     x = torch.randn(3)
-    for result in (ops.copy(x, "g"), ops.first_rank_gradient(x, "g"), ops.send(x, 1), ops.recv(x, 0)):
-        assert result.data_ptr() == x.data_ptr()
+    views = ops.copy(x, "g"), ops.first_rank_gradient(x, "g"), ops.send(x, 1), ops.recv(x, 0)
+    assert {view.data_ptr() for view in views} == {x.data_ptr()}
     with torch.inference_mode():
         assert ops.copy(torch.ones(2), "g").sum() == 2
 

@@ -1,4 +1,4 @@
-"""Models on the meta device get the values their own code sets, whatever is asked for in what order."""
+"""Models on the meta device get the values that their own code sets, in whatever order."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from autopar.errors import UsageError
 from autopar.runtime.initialize import materialize_model, module_values
 
 SMALL = {
-    "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "intermediate_size": 32, "max_position_embeddings": 32,
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 32,
 }
 MODELS = {
     "LlamaConfig": {**SMALL, "num_key_value_heads": 1},

@@ -87,7 +87,7 @@ def reference(
     for step in range(10):
         loss = model(**make_batch(rows, step))
         loss.backward()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         if step == 0:
             gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))

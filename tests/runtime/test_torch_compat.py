@@ -29,8 +29,12 @@ def test_schedule_calls_the_hooks() -> None:
 
 def test_fsdp_methods() -> None:
     for name in (
-        "set_is_last_backward", "set_reshard_after_backward", "set_requires_gradient_sync",
-        "set_gradient_divide_factor", "set_force_sum_reduction_for_comms", "reshard",
+        "set_is_last_backward",
+        "set_reshard_after_backward",
+        "set_requires_gradient_sync",
+        "set_gradient_divide_factor",
+        "set_force_sum_reduction_for_comms",
+        "reshard",
     ):
         assert callable(getattr(FSDPModule, name))
 
@@ -39,5 +43,7 @@ def test_functions() -> None:
     assert callable(distributed_c10d._resolve_process_group)
     assert callable(distributed_c10d._set_pg_timeout)
     assert list(inspect.signature(_backward.stage_backward).parameters)[:3] == [
-        "stage_output", "output_grads", "input_values",
+        "stage_output",
+        "output_grads",
+        "input_values",
     ]

@@ -1,4 +1,4 @@
-"""A small chain model and its stage programs, written by hand: what the rewrites would make of it."""
+"""A small chain model and its stage programs, written by hand as the rewrites would make them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from autopar.mesh import Mesh
 from autopar.placement import Placement, Replicate, ReplicatePartialGrad, Shard
-from autopar.plan import Plan, StagePlan
+from autopar.plan_document import Plan, StagePlan
 from autopar.stage_program import BlockProgram, ParameterSpec, StageProgram, ValueSpec
 
 VOCABULARY, WIDTH, INNER, SEQUENCE, LAYERS = 16, 8, 12, 6, 4
@@ -31,7 +31,7 @@ class Layer(nn.Module):
 
 
 class Toy(nn.Module):
-    """Embedding, layers, head (tied to the embedding or not), mean loss over the labels not ignored."""
+    """Embedding, layers, head (tied to the embedding or not), mean loss over kept labels."""
 
     def __init__(self, tied: bool = False) -> None:
         super().__init__()

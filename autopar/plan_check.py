@@ -1,0 +1,50 @@
+"""Whether a plan, perhaps edited by hand, fits a program."""
+
+from __future__ import annotations
+
+from autopar.errors import PlanError
+from autopar.plan_document import Plan
+from autopar.program import Program
+
+
+def check_plan(plan: Plan, program: Program, global_batch_size: int | None = None) -> None:
+    """Raises `PlanError` naming the field that does not fit, and what would."""
+    if plan.fingerprint != program.fingerprint():
+        raise PlanError(
+            f"the plan was made for another model or another shape of it: {plan.model!r} with "
+            f"fingerprint {plan.fingerprint}, this one has {program.fingerprint()}",
+            next_step="make the plan again for this model, precision and inputs",
+        )
+    if global_batch_size is not None and global_batch_size != plan.global_batch:
+        raise PlanError(
+            f"global_batch_size is {global_batch_size}, the plan is for {plan.global_batch}",
+            next_step="pass the plan's global batch, or plan again",
+        )
+    product = plan.mesh.dp * plan.microbatch * plan.microbatches
+    if product != plan.global_batch:
+        raise PlanError(
+            f"dp {plan.mesh.dp} x microbatch {plan.microbatch} x microbatches {plan.microbatches} = "
+            f"{product}, but the global batch is {plan.global_batch}",
+            next_step="edit one of the four so that the product fits",
+        )
+    if plan.sizes.get("batch") != plan.microbatch:
+        raise PlanError(
+            f"sizes.batch is {plan.sizes.get('batch')}, the microbatch is {plan.microbatch}",
+            next_step="set both to the same number",
+        )
+    if "batch" not in program.symbols and plan.microbatch != program.sizes["batch"]:
+        raise PlanError(
+            f"the model was captured with a fixed batch of {program.sizes['batch']}, the plan has "
+            f"microbatches of {plan.microbatch}",
+            next_step="give example_inputs with the plan's microbatch size",
+        )
+    if len(plan.stages) != plan.mesh.pp:
+        raise PlanError(
+            f"mesh.pp is {plan.mesh.pp}, but there are {len(plan.stages)} stages",
+            next_step="give one entry of `stages` for each pipeline stage",
+        )
+    if plan.schedule == "1f1b" and plan.mesh.pp > 1 and plan.microbatches < plan.mesh.pp:
+        raise PlanError(
+            f"1f1b with {plan.microbatches} microbatches on {plan.mesh.pp} stages",
+            next_step="use at least as many microbatches as stages, or the gpipe schedule",
+        )

@@ -1,0 +1,86 @@
+"""When gradients and parameters travel at each ZeRO level, alone and under a pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from autopar.mesh import Mesh
+from autopar.runtime.launch import spawn
+from tests.runtime.test_state import make_program
+from tests.runtime.toy import LAYERS, make_batch
+
+MICROBATCHES = 3
+
+
+def count_messages() -> dict[str, dict[str, int]]:
+    """FSDP's messages in one step by kind, and whether parameters were dropped in between."""
+    from unittest import mock
+
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp
+
+    found = {}
+    for pp in (1, 2):
+        for zero in (0, 1, 2, 3):
+            mesh = Mesh(pp=pp, dp=4 // pp)
+            program = make_program({"mesh": mesh, "zero": zero, "microbatches": MICROBATCHES})
+            batch = make_batch(program.plan.global_batch)
+            program.step(batch)
+            with (
+                mock.patch.object(fsdp, "foreach_reduce", wraps=fsdp.foreach_reduce) as reduce,
+                mock.patch.object(
+                    fsdp, "foreach_all_gather", wraps=fsdp.foreach_all_gather
+                ) as gather,
+            ):
+                program.step(batch)
+            blocks = len(program._program.blocks)
+            found[f"pp{pp} zero{zero}"] = {
+                "reduce": reduce.call_count / blocks,
+                "gather": gather.call_count / blocks,
+            }
+    return found
+
+
+@pytest.fixture(scope="module")
+def messages() -> list[dict[str, Any]]:
+    return spawn(count_messages, 4, timeout_seconds=120)
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_messages_per_block(messages: list[dict[str, Any]], pp: int) -> None:
+    for found in messages:
+        assert found[f"pp{pp} zero0"] == {"reduce": 0, "gather": 0}
+        assert found[f"pp{pp} zero1"] == {"reduce": 1, "gather": 1}
+        assert found[f"pp{pp} zero2"] == {"reduce": MICROBATCHES, "gather": 1}
+        assert found[f"pp{pp} zero3"]["reduce"] == MICROBATCHES
+        # Forward and backward of each microbatch.
+        assert found[f"pp{pp} zero3"]["gather"] == 2 * MICROBATCHES
+
+
+def test_overlapped_sum_in_buckets() -> None:
+    results = spawn(overlapped, 2, timeout_seconds=60)
+    assert results == [(6.0, 3, 6.0), (6.0, 3, 6.0)]
+
+
+def overlapped() -> tuple[float, int, float]:
+    """Two backwards with gradient rank + 1, small buckets, one unused parameter."""
+    import torch.distributed as dist
+
+    from autopar.runtime import gradients
+
+    gradients.BUCKET_BYTES = 8
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2 * LAYERS - 2)]
+    total = gradients.OverlappedSum(parameters, dist.group.WORLD)
+    used = parameters[:-1]
+    for last in (False, True):
+        if last:
+            total.arm()
+        sum((p * (dist.get_rank() + 1)).sum() for p in used).backward()
+    sent = len([b for b in total._buckets if len(b) == 1])
+    total.finish()
+    first = {float(v) for p in used for v in p.grad}
+    assert parameters[-1].grad is None
+    assert len(first) == 1
+    return first.pop(), sent // 2, float(used[-1].grad[0])
