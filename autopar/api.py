@@ -55,6 +55,7 @@ def plan(
     optimizer: str = "adamw",
     sequence: int | None = None,
     time_limit: float | None = None,
+    name: str = "",
 ) -> Plan:
     """The proven best plan for a model on a cluster. Needs no process group and no GPU.
 
@@ -62,13 +63,13 @@ def plan(
     `global_batch_size`: samples of one optimizer step over all ranks. `memory_limit`: bytes per
     rank for the five memory terms (or a text such as "70GiB"). `pins`: decisions to keep, as
     "tp=8,zero=1". `precision`: fp32, bf16-mixed or bf16 (default: that of the parameters).
-    `sequence`: plan for another length of dim 1 than the example's.
+    `sequence`: plan for another length of dim 1 than the example's. `name`: of the model, in the plan.
     Raises `InfeasibleError` when nothing fits, `CaptureError` or `UsageError` for bad input.
     """
     outcome = search_plan(
         model, cluster, example_inputs=example_inputs, global_batch_size=global_batch_size,
         memory_limit=memory_limit, pins=pins, precision=precision, optimizer=optimizer,
-        sequence=sequence, time_limit=time_limit,
+        sequence=sequence, time_limit=time_limit, name=name,
     )
     if outcome.plan is None:
         raise infeasible_error(outcome.result)
@@ -196,10 +197,11 @@ def compile(  # noqa: A001 - the name users look for
         if plan is not None:
             return plan if isinstance(plan, Plan) else Plan.load(plan)
         cluster, pinned = world_cluster(mesh, world.mesh.size, world.device.type, pins)
-        return globals()["plan"](
+        found: Plan = globals()["plan"](
             model, cluster, example_inputs=example_inputs, global_batch_size=global_batch_size,
             memory_limit=memory_limit, pins=pinned, precision=precision, optimizer=optimizer,
         )
+        return found
 
     decided = decide_on_first_rank(world, decide)
     return build(
@@ -326,7 +328,9 @@ def world_cluster(
                 f"DeviceMesh dims are {names or 'unnamed'}",
                 next_step="name its dims pp, dp and tp (any of them): they pin those degrees",
             )
-        pinned = replace(pinned, **{n: degrees.get(n, 1) for n in ("pp", "dp", "tp")})
+        pinned = replace(
+            pinned, pp=degrees.get("pp", 1), dp=degrees.get("dp", 1), tp=degrees.get("tp", 1)
+        )
     return local_cluster(size, device_type), pinned
 
 

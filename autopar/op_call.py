@@ -25,7 +25,8 @@ class OpCall:
     """`operands[i]` is the name of the node that gives operand i, `types[i]` its type.
 
     A node that occurs twice in the arguments is one operand. Sizes in `args` are concrete.
-    `copies`: the result is new memory although the op only rearranges (reshape of a strided tensor).
+    `copies`: the result is new memory although the op only rearranges (reshape of a strided
+    tensor).
     """
 
     name: str
@@ -116,13 +117,20 @@ def op_call(node: fx.Node, bindings: Bindings) -> OpCall:
     args = tuple(convert(a) for a in node.args)
     kwargs = {k: convert(v) for k, v in node.kwargs.items()}
     return OpCall(
-        node.name, node.target, args, kwargs, tuple(operands), tuple(types),
-        types_of(node, bindings), module_path(node), copies_memory(node, bindings),
+        node.name,
+        node.target,
+        args,
+        kwargs,
+        tuple(operands),
+        tuple(types),
+        types_of(node, bindings),
+        module_path(node),
+        copies_memory(node, bindings),
     )
 
 
 def copies_memory(node: fx.Node, bindings: Bindings) -> bool:
-    """Whether reshape or contiguous has to move memory: its input is not laid out in row-major order."""
+    """Whether an op that rearranges has to move memory, as its input is not in row-major order."""
     if "copies" in node.meta:
         return bool(node.meta["copies"])
     name = getattr(node.target, "_opname", "")
@@ -136,7 +144,9 @@ def copies_memory(node: fx.Node, bindings: Bindings) -> bool:
         return False
     expected = 1
     for size, stride in zip(
-        reversed(bindings.shape(value)), reversed([bindings.size(s) for s in value.stride()]), strict=True
+        reversed(bindings.shape(value)),
+        reversed([bindings.size(s) for s in value.stride()]),
+        strict=True,
     ):
         if size != 1 and stride != expected:
             return True

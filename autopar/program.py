@@ -79,7 +79,7 @@ class Program:
         return tuple(i for i in self.inputs if i.kind == kind)
 
     def fingerprint(self) -> str:
-        """Digest of structure, shapes and parameter names; equal programs have equal fingerprints."""
+        """Digest of structure, shapes, parameter names and what is trained; equal programs have equal fingerprints."""
         digest = hashlib.sha256()
         for item in self.inputs:
             digest.update(f"{item.kind} {item.target}\n".encode())
@@ -87,13 +87,21 @@ class Program:
         symbols = _symbol_names(self)
         for index, node in enumerate(self.graph.nodes):
             order[node] = index
-            args = fx.map_arg(node.args, lambda n: order[n])
+            args = fx.map_arg((node.args, node.kwargs), lambda n: order[n])
             digest.update(f"{node.op} {node.target if node.op == 'call_function' else ''} ".encode())
-            digest.update(f"{args} {_shape_text(node, symbols)}\n".encode())
+            trained = bool(node.meta.get("requires_grad"))
+            digest.update(f"{args} {trained} {_shape_text(node, symbols)}\n".encode())
         return digest.hexdigest()[:16]
 
     def with_graph(self, graph_module: fx.GraphModule, **changes: Any) -> Program:
         return replace(self, graph_module=graph_module, **changes)
+
+
+def outputs_of(graph: fx.Graph) -> list[fx.Node]:
+    """The values that a graph returns: its output is always one flat tuple."""
+    values = graph.output_node().args[0]
+    assert isinstance(values, tuple | list)
+    return [v for v in values if isinstance(v, fx.Node)]
 
 
 def copy_graph(graph: fx.GraphModule) -> fx.GraphModule:
@@ -151,4 +159,6 @@ def user_line(node: fx.Node) -> str:
     """`file:line` in the user's code that made this node, or ''."""
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    return lines[-1] if lines else ""
+    # The innermost line that is not torch's own.
+    own = [line for line in lines if "/torch/" not in line]
+    return (own or lines or [""])[-1]

@@ -87,4 +87,4 @@ class StageProgram:
     count_inputs: tuple[str, ...] = ()
     loss: str | None = None
     batch_inputs: dict[str, ValueSpec] = field(default_factory=dict)
-    whole_inputs: tuple[str, ...] = ()
+    whole_inputs: frozenset[str] = frozenset()

@@ -149,7 +149,7 @@ def _compare(
     gradients: dict[str, torch.Tensor],
 ) -> None:
     expected = reference_loss(reference, batch)
-    expected.backward()
+    torch.autograd.backward(expected)
     verdict.loss, verdict.reference_loss = loss, float(expected.detach())
     difference = abs(loss - verdict.reference_loss)
     verdict.loss_error = difference / max(abs(verdict.reference_loss), 1e-12)
@@ -196,7 +196,7 @@ def _train(
             twin.step()
             twin.zero_grad()
             expected = reference_loss(reference, batch)
-            expected.backward()
+            torch.autograd.backward(expected)
             verdict.step_losses.append(loss)
             verdict.reference_step_losses.append(float(expected.detach()))
     state = program.full_state_dict()

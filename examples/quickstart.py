@@ -1,6 +1,6 @@
 """Train an unmodified Hugging Face Llama on several ranks; nothing below names a parallelism.
 
-torchrun --nproc-per-node 4 examples/quickstart.py
+torchrun --nproc-per-node 2 examples/quickstart.py
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import autopar
+from autopar.report.text import headline
 from text import VOCABULARY, batches
 
 BATCH, SEQUENCE, STEPS = 8, 64, 20
@@ -23,18 +24,26 @@ def main() -> None:
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=4,
+        use_cache=False,
     )
     model = LlamaForCausalLM(config)
     example = next(batches(BATCH, SEQUENCE, steps=1, seed=0))
 
     program = autopar.compile(model, example_inputs=example, global_batch_size=BATCH)
-    optimizer = torch.optim.AdamW(program.parameters(), lr=1e-3)
-    for step, batch in enumerate(batches(BATCH, SEQUENCE, STEPS, seed=1)):
+    parameters = list(program.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=2e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    first = torch.distributed.get_rank() == 0
+    if first:
+        print(headline(program.plan))
+    for step, batch in enumerate(batches(BATCH, SEQUENCE, STEPS, seed=1), start=1):
         loss = program.step(batch)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad()
-        if torch.distributed.get_rank() == 0:
-            print(f"step {step:3d}  loss {float(loss):.4f}")
+        if first and (step == 1 or step % 5 == 0):
+            print(f"step {step:2d}  loss {float(loss):.4f}  gradient norm {float(norm):.3f}")
     torch.distributed.destroy_process_group()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.export import Dim, ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind
 
 from autopar.errors import CaptureError
-from autopar.program import GraphInput, Program
+from autopar.passes.analysis.aliases import memory_roots, read_later, written
+from autopar.program import GraphInput, Program, user_line
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 _KINDS = {
@@ -136,6 +138,19 @@ def batch_size(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
 def _export(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dims: Any
 ) -> ExportedProgram:
+    # What libraries say while a model is traced is about tracing, not about the user's run.
+    talkative = logging.getLogger("transformers")
+    level = talkative.level
+    talkative.setLevel(logging.ERROR)
+    try:
+        return _export_quietly(model, args, kwargs, dims)
+    finally:
+        talkative.setLevel(level)
+
+
+def _export_quietly(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dims: Any
+) -> ExportedProgram:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.export.export(model, args, kwargs, dynamic_shapes=dims, strict=False)
@@ -158,11 +173,19 @@ def _explain(model: nn.Module, error: Exception | None) -> CaptureError:
         elif not inside_torch and "autopar" not in file and "/passes/" not in file:
             line = f"{file}:{frame.tb_lineno}"
         frame = frame.tb_next
+    step = (
+        "make that line free of Python control flow on tensor values "
+        "(use torch.where or torch.cond) and of .item()/.tolist(); return a scalar loss"
+    )
+    if "same device" in text[0]:
+        step = (
+            "register constant tensors with register_buffer, and make others on the device of an "
+            "input (device=x.device): the model is captured on the meta device"
+        )
     where = f"module {path or '(root)'!r}" + (f", at {line}" if line else "")
     return CaptureError(
         f"{type(model).__name__} can't be captured as one graph: {where}: {text[0][:300]}",
-        next_step="make that line free of Python control flow on tensor values "
-        "(use torch.where or torch.cond) and of .item()/.tolist(); return a scalar loss",
+        next_step=step,
     )
 
 
@@ -198,11 +221,11 @@ def _to_program(
             used_constants[placeholder] = _constant(exported, str(spec.target))
         target = str(spec.target)
         inputs.append(GraphInput(placeholder, kind, aliases.get(target, target)))
-    _refuse_mutation(exported)
     loss = _loss_output(exported)
     module = fx.GraphModule(torch.nn.Module(), exported.graph)
     symbols, sizes = _symbols(module.graph, inputs, args, kwargs)
     _mark_gradients(module.graph, inputs, model)
+    _refuse_mutation(module.graph, inputs)
     output = module.graph.output_node()
     keep = next(n for n in module.graph.nodes if n.name == loss)
     output.args = ((keep,),)
@@ -220,6 +243,11 @@ def _to_program(
 
 def _constant(exported: ExportedProgram, target: str) -> torch.Tensor:
     value = exported.constants.get(target)
+    if target.startswith("lifted_tensor") and (value is None or value.is_meta):
+        raise CaptureError(
+            "the forward makes a tensor from Python numbers (torch.tensor), whose values are lost on meta",
+            next_step="make it in __init__ and register it with register_buffer, or use torch.full",
+        )
     if not isinstance(value, torch.Tensor) or value.is_meta:
         raise CaptureError(
             f"the forward reads the tensor attribute {target!r}, which is neither a parameter nor a buffer",
@@ -228,13 +256,28 @@ def _constant(exported: ExportedProgram, target: str) -> torch.Tensor:
     return value
 
 
-def _refuse_mutation(exported: ExportedProgram) -> None:
-    for spec in exported.graph_signature.output_specs:
-        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
-            raise CaptureError(
-                f"the forward changes {spec.target!r} in place",
-                next_step="freeze it (for batch norm: eval() that layer) or compute it outside the model",
-            )
+def _refuse_mutation(graph: fx.Graph, inputs: Sequence[GraphInput]) -> None:
+    """No state changes in the forward, and no value with gradient through a second name for its memory.
+
+    The rewrites give a rank its own copy of a value: a write into one copy would not reach the others.
+    """
+    outside = {i.name: i.target for i in inputs}
+    order = {n: i for i, n in enumerate(graph.nodes)}
+    roots = memory_roots(graph)
+    for node in graph.nodes:
+        for changed in written(node):
+            root = roots[changed]
+            if root.name in outside:
+                raise CaptureError(
+                    f"the forward changes {outside[root.name]!r} in place ({user_line(node)})",
+                    next_step="freeze it (for batch norm: eval() that layer) or compute it outside the model",
+                )
+            if node.meta["requires_grad"] and read_later(node, changed, roots, order):
+                raise CaptureError(
+                    f"the forward writes into {changed.name!r} in place and reads the same memory later "
+                    f"under another name ({user_line(node)})",
+                    next_step="use the form of that operation that returns a new tensor",
+                )
 
 
 def _loss_output(exported: ExportedProgram) -> str:

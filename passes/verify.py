@@ -14,9 +14,10 @@ from torch import fx
 
 from autopar.errors import PassError
 from autopar.parts import Parts
-from autopar.placement import Placement
-from autopar.program import tensors_of
 from autopar.passes.rewrite.insert_collectives import operands_of
+from autopar.placement import Placement
+from autopar.program import outputs_of, tensors_of
+from autopar.reshard import reshard
 
 
 def verify(parts: Parts, after: str) -> None:
@@ -42,6 +43,15 @@ def _fail(after: str, what: str) -> None:
 
 
 def _check_operands(node: fx.Node, kind: str, after: str) -> None:
+    edge = node.meta.get("reshard")
+    if edge is not None:
+        source: fx.Node = node.args[0]  # type: ignore[assignment]
+        given, made = source.meta["placement"], node.meta["placement"]
+        expected = node.meta["source_placement"]
+        if given != expected:
+            _fail(after, f"block {kind}: {node.name} reads {source.name} as {expected}, it is {given}")
+        if reshard(given, made, requires_grad=bool(source.meta.get("requires_grad"))) != edge:
+            _fail(after, f"block {kind}: {node.name} does not turn {given} into {made}")
     strategy = node.meta.get("strategy")
     if strategy is None:
         return
@@ -64,10 +74,10 @@ def _check_shape(node: fx.Node, kind: str, after: str, ranks: int) -> None:
 
 
 def _check_outputs(graph: fx.GraphModule, kind: str, after: str, boundary: Placement) -> None:
-    for value in graph.graph.output_node().args[0]:  # type: ignore[union-attr]
-        have: Placement = value.meta["placement"]  # type: ignore[union-attr]
-        grad = bool(value.meta.get("requires_grad"))  # type: ignore[union-attr]
-        scalar = not value.meta["val"].dim()  # type: ignore[union-attr]
+    for value in outputs_of(graph.graph):
+        have: Placement = value.meta["placement"]
+        grad = bool(value.meta.get("requires_grad"))
+        scalar = not value.meta["val"].dim()
         allowed = have.kind == "R" if scalar or not grad else have == boundary
         if not allowed:
             _fail(after, f"block {kind} hands out {value} as {have}, not {boundary}")

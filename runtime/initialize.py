@@ -110,7 +110,7 @@ def _place(owner: nn.Module, tensors: dict[str, Any]) -> None:
 
 
 def _current(owner: nn.Module, name: str) -> torch.Tensor:
-    tensor = owner._parameters.get(name)
+    tensor: torch.Tensor | None = owner._parameters.get(name)
     if tensor is None:
         tensor = owner._buffers[name]
     assert tensor is not None

@@ -3,7 +3,7 @@
 An op is a kernel, the shape of its result, and its conjugate: the op that turns the gradient of the
 result into the gradient of the operand. Ops work on real, meta and fake tensors and in fx graphs.
 The group is a string: the name of a c10d process group (graphs that come from the rewrites name
-the mesh axis; `autopar.runtime.stage` binds it).
+the mesh axis, and bind it later).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class _Facts:
         return _Facts(
             frozenset(tied),
             dict(program.batch_inputs),
-            frozenset(program.whole_inputs),
+            program.whole_inputs,
             program.count is not None,
         )
 

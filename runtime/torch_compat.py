@@ -66,14 +66,15 @@ def allocate_buffers(infos: Iterable[Any], device: torch.device) -> None:
     """Memory for values about to be received, where there is none."""
     for info in infos:
         meta = getattr(info, "tensor_meta", None)
-        if info.is_root_arg or info.buffer is not None or meta is None:
+        if meta is None or info.is_root_arg or info.buffer is not None:
             continue
         info.buffer = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=device)
 
 
 def free_buffers(infos: Iterable[Any]) -> None:
+    """Forget the memory of received values (what has no description is not made again: kept)."""
     for info in infos:
-        if not info.is_root_arg:
+        if getattr(info, "tensor_meta", None) is not None and not info.is_root_arg:
             info.buffer = None
 
 

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from autopar.errors import NotEqualError, PlanError, UsageError
 from autopar.plan_document import Plan
 from autopar.verification import Case, Verdict, verify_case
@@ -61,26 +63,40 @@ def _case(request: VerifyRequest) -> Case:
         sequence = 64
     _check_size(request.model, sequence, request.nproc)
     batch = request.global_batch or (plan.global_batch if plan else 2 * request.nproc)
+    plan = plan or _search(request, sequence, batch)
+    return Case(
+        model=request.model,
+        plan=plan.to_dict(),
+        global_batch=batch,
+        sequence=sequence,
+        steps=request.steps,
+    )
+
+
+def _search(request: VerifyRequest, sequence: int | None, batch: int) -> Plan:
+    """The plan to verify, made here: pins that can't work are refused before any process starts."""
+    from autopar.api import plan as find
+    from autopar.models import resolve_model
+
     pins = request.pins
     if "tp=" in pins and "weights=" not in pins:
         # A toy is fastest with whole weights; what is to be verified is the split program.
         pins += ",weights=split"
-    return Case(
-        model=request.model,
+    source = resolve_model(request.model, sequence=sequence, dtype=torch.float32)
+    return find(
+        source.model,
+        f"cpu:{request.nproc}",
+        example_inputs=source.example_inputs,
+        global_batch_size=batch,
         pins=pins,
-        plan=plan.to_dict() if plan else None,
-        global_batch=batch,
-        sequence=sequence,
         memory_limit=request.memory_limit,
-        steps=request.steps,
+        name=source.name,
     )
 
 
 def _check_size(model: str, sequence: int | None, nproc: int) -> None:
     """Every rank builds the model to compare with: refuse what can't be held that many times."""
     import os
-
-    import torch
 
     from autopar.models import resolve_model
     from autopar.units import format_bytes

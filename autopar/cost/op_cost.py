@@ -1,8 +1,9 @@
 """Seconds and FLOPs of one op call on one rank, forward and backward, from its local shapes.
 
 The backward follows from the forward: a contraction has one product of the same FLOPs for each
-operand that needs a gradient; attention repeats its scores (2.5 times the forward); an element-wise op
-reads what it saved and writes the gradients. Ops that only change strides cost nothing.
+operand that needs a gradient; attention repeats its scores (2.5 times the forward); an
+element-wise op reads what it saved and writes the gradients. Ops that only change strides cost
+nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from autopar.cost.compute import op_time
 from autopar.op_call import OpCall, Operand
 from autopar.program import TensorType
 
-VIEWS = frozenset(
-    "view reshape _unsafe_view flatten unflatten expand transpose permute t unsqueeze squeeze slice select split "
-    "split_with_sizes chunk getitem detach alias contiguous copy first_rank_gradient send recv sym_size unbind".split()
-)
-CONTRACTIONS = frozenset("linear mm addmm bmm matmul baddbmm".split())
+_VIEWS_TEXT = """
+view reshape _unsafe_view flatten unflatten expand transpose permute t unsqueeze squeeze slice
+select split split_with_sizes chunk getitem detach alias contiguous copy first_rank_gradient
+send recv sym_size unbind
+"""
+VIEWS = frozenset(_VIEWS_TEXT.split())
+CONTRACTIONS = frozenset(["linear", "mm", "addmm", "bmm", "matmul", "baddbmm"])
 # Fused attention computes its scores again: five products for the forward's two.
 ATTENTION_BACKWARD = 2.5
 
@@ -69,14 +72,23 @@ def op_cost(op: OpCall, flops: float, device: Device) -> OpCost:
         keys = op.types[key.index].shape[2] if isinstance(key, Operand) else None
         work = flops / 2 if op.argument(5, "is_causal", False) else flops
     forward = op_time(
-        flops=work, bytes_moved=moved, dtype=dtype, device=device, is_matmul=flops > 0, attention_keys=keys
+        flops=work,
+        bytes_moved=moved,
+        dtype=dtype,
+        device=device,
+        is_matmul=flops > 0,
+        attention_keys=keys,
     )
     if not grads or not any(t.requires_grad for t in op.results):
         return OpCost(forward.seconds, 0.0, flops, 0.0, moved, forward.bound)
     back_flops = op_flops(op, flops)[1]
     back_bytes = moved + sum(t.nbytes for t in grads)  # an embedding's gradient is dense
     backward = op_time(
-        flops=ATTENTION_BACKWARD * work, bytes_moved=back_bytes, dtype=dtype, device=device, is_matmul=flops > 0,
+        flops=ATTENTION_BACKWARD * work,
+        bytes_moved=back_bytes,
+        dtype=dtype,
+        device=device,
+        is_matmul=flops > 0,
         attention_keys=keys,
     )
     return OpCost(forward.seconds, backward.seconds, flops, back_flops, moved, forward.bound)
@@ -104,7 +116,12 @@ def _contraction(op: OpCall, flops: float, moved: float, device: Device) -> OpCo
 
     def product(shape: tuple[int, int, int]) -> tuple[float, str]:
         time = op_time(
-            flops=flops, bytes_moved=moved, dtype=dtype, device=device, is_matmul=True, matmul_shape=shape
+            flops=flops,
+            bytes_moved=moved,
+            dtype=dtype,
+            device=device,
+            is_matmul=True,
+            matmul_shape=shape,
         )
         return time.seconds, time.bound
 

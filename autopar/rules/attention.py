@@ -26,7 +26,9 @@ def sdpa(op: OpCall) -> Rule | None:
         sizes["r"] = q[1] // k[1]
     by_index: dict[int, Dims] = {}
     layout: list[Dims] = [
-        (("b",), heads, ("q",), ("e",)), (("b",), ("g",), ("k",), ("e",)), (("b",), ("g",), ("k",), ("f",)),
+        (("b",), heads, ("q",), ("e",)),
+        (("b",), ("g",), ("k",), ("e",)),
+        (("b",), ("g",), ("k",), ("f",)),
     ]
     for argument, dims in zip(op.args[:3], layout, strict=True):
         by_index[argument.index] = dims
@@ -43,5 +45,6 @@ def _mask(shape: tuple[int, ...], q: tuple[int, ...], heads: tuple[str, ...]) ->
     aligned = full[4 - len(shape) :]
     sizes = [q[0], q[1], q[2], 0][4 - len(shape) :]
     return tuple(
-        d if s != 1 and (s == n or n == 0) else () for d, s, n in zip(aligned, shape, sizes, strict=True)
+        d if s != 1 and (s == n or n == 0) else ()
+        for d, s, n in zip(aligned, shape, sizes, strict=True)
     )

@@ -4,9 +4,10 @@
     attention     b (g r) q e, b g k e, b g k f -> b (g r) q f
     embedding     v d, b* -> b* d
 
-A dim is one factor or a group of factors in brackets, major factor first; `x*` stands for all dims that
-are left over, `_` for a dim that can't be sharded and is shared with nothing. From a rule alone follow every legal strategy on one
-mesh axis, the placement of each gradient, local shapes and FLOPs (see `autopar.rules.strategy`).
+A dim is one factor or a group of factors in brackets, major factor first; `x*` stands for all dims
+that are left over, `_` for a dim that can't be sharded and is shared with nothing. From a rule
+alone follow every legal strategy on one mesh axis, the placement of each gradient, local shapes
+and FLOPs (see `autopar.rules.strategy`).
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ class NoRuleError(PassError):
 class Rule:
     """Factors of one op call.
 
-    `whole`: factors that must not be sharded. `linear`: sets of operands that may together be partial
-    sums while the result is then one too. `additive`: operands that are added to the
+    `whole`: factors that must not be sharded. `linear`: sets of operands that may together be
+    partial sums while the result is then one too. `additive`: operands that are added to the
     result (a bias): when a contracted factor is sharded they must be partial as well.
-    `local_ops`: for a factor, the `autopar` op that computes it on shards, and `outcomes` the placement of
-    the results then. `flops`: of the forward. `resizes`: position of the argument that holds the result's shape.
+    `local_ops`: for a factor, the `autopar` op that computes it on shards, and `outcomes` the
+    placement of the results then. `flops`: of the forward. `resizes`: position of the argument
+    that holds the result's shape.
     """
 
     operands: tuple[Dims, ...]
@@ -52,7 +54,9 @@ class Rule:
 
     def __str__(self) -> str:
         def dims(tensor: Dims) -> str:
-            return " ".join(d[0] if len(d) == 1 else f"({' '.join(d)})" if d else "1" for d in tensor)
+            return " ".join(
+                d[0] if len(d) == 1 else f"({' '.join(d)})" if d else "1" for d in tensor
+            )
 
         return f"{', '.join(map(dims, self.operands))} -> {', '.join(map(dims, self.results))}"
 
@@ -69,7 +73,7 @@ def parse(
     outcomes: Mapping[str, Placement] | None = None,
     group_sizes: Mapping[str, int] | None = None,
 ) -> Rule:
-    """A rule from its text and a call. With `contraction` FLOPs are twice the product of all factors."""
+    """A rule from its text and a call. `contraction`: FLOPs are twice the product of factors."""
     left, right = text.split("->")
     operands = [_tokens(part) for part in left.split(",")]
     results = [_tokens(part) for part in right.split(",")]
@@ -80,7 +84,10 @@ def parse(
             next_step="register a rule for this overload",
         )
     sizes: dict[str, int] = dict(group_sizes or {})
-    expanded = [_expand(t, s, sizes, i) for i, (t, s) in enumerate(zip(operands + results, shapes, strict=True))]
+    expanded = [
+        _expand(t, s, sizes, i)
+        for i, (t, s) in enumerate(zip(operands + results, shapes, strict=True))
+    ]
     product = 1.0
     for size in sizes.values():
         product *= size
@@ -120,10 +127,9 @@ def _expand(
             next_step="register a rule for this overload",
         )
     for dim, size in zip(dims, shape, strict=True):
-        if len(dim) == 1:
-            if sizes.setdefault(dim[0], size) != size:
-                raise NoRuleError(
-                    f"factor {dim[0]} has sizes {sizes[dim[0]]} and {size}",
-                    next_step="register a rule for this overload",
-                )
+        if len(dim) == 1 and sizes.setdefault(dim[0], size) != size:
+            raise NoRuleError(
+                f"factor {dim[0]} has sizes {sizes[dim[0]]} and {size}",
+                next_step="register a rule for this overload",
+            )
     return tuple(dims)

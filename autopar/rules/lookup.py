@@ -1,4 +1,4 @@
-"""Embedding and cross entropy: the two ends of a language model, both shardable over the vocabulary."""
+"""Embedding and cross entropy: the ends of a language model, both shardable over the vocabulary."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ def embedding(op: OpCall) -> Rule | None:
     if op.argument(3, "scale_grad_by_freq", False) or op.argument(4, "sparse", False):
         return None
     return parse(
-        "v d, b* -> b* d", op, linear=[{0}],
-        local_ops={"v": "vocab_embedding"}, outcomes={"v": Partial},
+        "v d, b* -> b* d",
+        op,
+        linear=[{0}],
+        local_ops={"v": "vocab_embedding"},
+        outcomes={"v": Partial},
     )
 
 
@@ -33,7 +36,8 @@ def cross_entropy(op: OpCall) -> Rule | None:
     if op.types[1].dtype.is_floating_point:
         return None
     return parse(
-        "t c, t ->", op,
+        "t c, t ->",
+        op,
         local_ops={"c": "vocab_cross_entropy", "t": "token_cross_entropy"},
         outcomes={"c": Replicate, "t": Partial},
     )

@@ -46,7 +46,8 @@ def matmul(op: OpCall) -> Rule | None:
     def dims(shape: tuple[int, ...], last: tuple[str, str]) -> Dims:
         offset = batch - (len(shape) - 2)
         lead = tuple(
-            (f"b{i + offset}",) if shape[i] == out[i + offset] else () for i in range(len(shape) - 2)
+            (f"b{i + offset}",) if shape[i] == out[i + offset] else ()
+            for i in range(len(shape) - 2)
         )
         return (*lead, (last[0],), (last[1],))
 

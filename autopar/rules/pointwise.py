@@ -7,14 +7,16 @@ from autopar.rules.language import Dim, Dims, Rule
 
 # Sum-preserving in their one tensor operand: f(a + b) = f(a) + f(b).
 _LINEAR_UNARY = {"neg", "clone", "contiguous", "alias", "to", "_to_copy", "detach", "positive"}
-NAMES = (
-    "add sub rsub mul div neg abs exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal pow square sin cos tanh "
-    "sigmoid log_sigmoid relu relu6 gelu silu mish softplus elu selu celu leaky_relu hardswish hardsigmoid hardtanh erf clamp clamp_min clamp_max "
-    "minimum maximum floor ceil round sign where masked_fill eq ne lt le gt ge logical_and "
-    "logical_or logical_not bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ remainder fmod floor_divide "
-    "clone contiguous alias to _to_copy detach positive isnan isinf isfinite threshold softshrink "
-    "zeros_like ones_like full_like empty_like addcmul addcdiv lerp nan_to_num type_as"
-).split()
+_NAMES_TEXT = """
+add sub rsub mul div neg abs exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal pow square sin
+cos tanh sigmoid log_sigmoid relu relu6 gelu silu mish softplus elu selu celu leaky_relu
+hardswish hardsigmoid hardtanh erf clamp clamp_min clamp_max minimum maximum floor ceil round
+sign where masked_fill eq ne lt le gt ge logical_and logical_or logical_not bitwise_and
+bitwise_or bitwise_not bitwise_xor __and__ __or__ remainder fmod floor_divide clone contiguous
+alias to _to_copy detach positive isnan isinf isfinite threshold softshrink zeros_like ones_like
+full_like empty_like addcmul addcdiv lerp nan_to_num type_as
+"""
+NAMES = _NAMES_TEXT.split()
 
 
 def rule(op: OpCall) -> Rule:
@@ -38,7 +40,9 @@ def _linear(op: OpCall) -> tuple[frozenset[int], ...]:
     name = op.op_name.rstrip("_")
     tensors = [a for a in op.args if isinstance(a, Operand)]
     if name in _LINEAR_UNARY:
-        same = op.types and op.types[0].dtype.is_floating_point and op.result.dtype.is_floating_point
+        same = (
+            op.types and op.types[0].dtype.is_floating_point and op.result.dtype.is_floating_point
+        )
         return (frozenset({0}),) if same else ()
     if name in ("add", "sub"):
         # x + x is one operand used twice, still linear; x + 1 is not.

@@ -24,7 +24,9 @@ def _reduce(op: OpCall, *, summed: bool) -> Rule:
     )
     sizes = {f"d{i}": s for i, s in enumerate(shape)}
     whole = frozenset() if summed else frozenset(f"d{i}" for i in gone)
-    return Rule((operand,), (result,) * len(op.results), sizes, whole, (frozenset({0}),) if summed else ())
+    return Rule(
+        (operand,), (result,) * len(op.results), sizes, whole, (frozenset({0}),) if summed else ()
+    )
 
 
 def sum_(op: OpCall) -> Rule:

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 
 from autopar.op_call import OpCall
-from autopar.rules.language import Dim, Dims, Rule
+from autopar.rules.language import Dims, Rule
 
 _ALL = (frozenset({0}),)
 
@@ -87,7 +87,9 @@ def expand(op: OpCall) -> Rule:
     source, shape = op.types[0].shape, op.result.shape
     offset = len(shape) - len(source)
     dims, sizes = _named(shape)
-    operand = tuple(dims[i + offset] if s == shape[i + offset] else () for i, s in enumerate(source))
+    operand = tuple(
+        dims[i + offset] if s == shape[i + offset] else () for i, s in enumerate(source)
+    )
     return Rule((operand,), (dims,), sizes, linear=_ALL, resizes=1)
 
 
@@ -175,7 +177,9 @@ def stack(op: OpCall) -> Rule:
     dims, sizes = _named(op.types[0].shape)
     at = int(op.argument(1, "dim", 0)) % (len(dims) + 1)
     result: Dims = (*dims[:at], (), *dims[at:])
-    return Rule((dims,) * len(op.types), (result,), sizes, linear=(frozenset(range(len(op.types))),))
+    return Rule(
+        (dims,) * len(op.types), (result,), sizes, linear=(frozenset(range(len(op.types))),)
+    )
 
 
 def pad(op: OpCall) -> Rule:

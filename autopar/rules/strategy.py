@@ -15,8 +15,8 @@ class Strategy:
 
     `name` is the text a plan holds: `replicate`, `replicate*` (gradients stay terms of a sum),
     `shard F` (factor F) or `partial I` (operands I are terms of a sum, and so is the result).
-    `share`: the part of the op's FLOPs that one rank does. `local_op`: the `autopar` op that takes the
-    place of the original on shards, if the original would be wrong there.
+    `share`: the part of the op's FLOPs that one rank does. `local_op`: the `autopar` op that takes
+    the place of the original on shards, if the original would be wrong there.
     """
 
     name: str
@@ -35,18 +35,14 @@ def strategies(op: OpCall, rule: Rule | None, ranks: int) -> list[Strategy]:
     if rule is None or len({r for r in rule.results}) > 1 or ranks == 1:
         return found
     if any(grads) and result_grad:
-        found.append(
-            Strategy("replicate*", tuple(_whole(g) for g in grads), ReplicatePartialGrad)
-        )
+        found.append(Strategy("replicate*", tuple(_whole(g) for g in grads), ReplicatePartialGrad))
     for factor in rule.sizes:
         strategy = _shard(rule, factor, grads, result_grad, ranks)
         if strategy is not None:
             found.append(strategy)
     for operands in rule.linear:
         if result_grad and all(grads[i] for i in operands):
-            placements = tuple(
-                Partial if i in operands else _whole(g) for i, g in enumerate(grads)
-            )
+            placements = tuple(Partial if i in operands else _whole(g) for i, g in enumerate(grads))
             name = "partial " + ",".join(str(i) for i in sorted(operands))
             found.append(Strategy(name, placements, Partial))
     return found
@@ -64,10 +60,8 @@ def _shard(
         return None
     tensors = (*rule.operands, *rule.results)
     positions = [_position(dims, factor) for dims in tensors]
-    if any(p == _MINOR for p in positions) or all(p is None for p in positions[: len(grads)]):
-        # Also skips factors that only the result has when there is no operand (factories).
-        if any(p == _MINOR for p in positions) or not rule.operands:
-            return None
+    if any(p == _MINOR for p in positions) or not rule.operands:
+        return None
     result_at = positions[len(grads)]
     contracted = result_at is None
     operands: list[Placement] = []

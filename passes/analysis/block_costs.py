@@ -11,10 +11,10 @@ from torch import fx
 from autopar.block_cost import BlockCost
 from autopar.cost.collective import collective_time
 from autopar.parts import Slot
-from autopar.program import tensors_of
 from autopar.passes.analysis.block_memory import block_memory
 from autopar.passes.analysis.roofline import roofline
 from autopar.passes.analysis.strategies import Axis
+from autopar.program import outputs_of, tensors_of
 
 
 def communication(graph: fx.GraphModule, axis: Axis) -> tuple[float, float]:
@@ -61,7 +61,7 @@ def block_cost(
     if late:
         late_seconds = _seconds("all_reduce", late, axis)
     memory = block_memory(graph, slots)
-    outputs = [n.meta["val"] for n in graph.graph.output_node().args[0]]
+    outputs = [n.meta["val"] for n in outputs_of(graph.graph)]
     return BlockCost(
         name=name,
         kind=kind,

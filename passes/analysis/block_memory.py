@@ -1,8 +1,8 @@
 """What one block keeps for its backward, and the most it needs for a moment, in bytes on one rank.
 
-The block's local graph is run on the meta device under autograd: the saved tensors are autograd's own, and
-views share memory as they do when executed. Only fused attention is replaced by an op that keeps what the
-fused kernels keep (on meta it would take the unfused path).
+The block's local graph is run on the meta device under autograd: the saved tensors are autograd's
+own, and views share memory as they do when executed. Only fused attention is replaced by an op
+that keeps what the fused kernels keep (on meta it would take the unfused path).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from autopar.program import tensors_of
 
 @dataclass(frozen=True, slots=True)
 class BlockMemory:
-    """`saved`: kept from forward to backward, the block's inputs included when an op keeps them, without
-    parameters and shared values. `inputs`: kept when the block is recomputed. `transient`: at the worst
-    moment on top of `saved`. `shared`: parameter-free values read from outside."""
+    """`saved`: kept from forward to backward, the block's inputs included when an op keeps them,
+    without parameters and shared values. `inputs`: kept when the block is recomputed. `transient`:
+    at the worst moment on top of `saved`. `shared`: parameter-free values read from outside."""
 
     saved: int
     inputs: int
@@ -33,10 +33,12 @@ class BlockMemory:
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Shapes and saved tensors of a fused attention kernel; computes nothing (meta tensors only)."""
+    """Shapes and saved tensors of a fused attention kernel; computes nothing (for meta tensors)."""
 
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any
+    ) -> torch.Tensor:
         # Fused kernels write [b, s, h, d] and hand out the transpose.
         out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1]).transpose(1, 2)
         rows = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
@@ -59,7 +61,9 @@ def block_memory(graph: fx.GraphModule, slots: tuple[Slot, ...]) -> BlockMemory:
     inputs = shared = 0
     placeholders = graph.graph.find_nodes(op="placeholder")
     for node, slot in zip(placeholders, slots, strict=True):
-        leaf = torch.empty_like(node.meta["val"]).requires_grad_(bool(node.meta.get("requires_grad")))
+        leaf = torch.empty_like(node.meta["val"]).requires_grad_(
+            bool(node.meta.get("requires_grad"))
+        )
         values[node] = leaf
         size = leaf.untyped_storage().nbytes()
         if slot.kind != "value" or not leaf.requires_grad:
@@ -114,7 +118,7 @@ def _storages(value: Any) -> dict[int, int]:
 def _forward_peak(
     graph: fx.GraphModule, values: dict[fx.Node, Any], owned: dict[int, int], outside: set[int]
 ) -> int:
-    """Most bytes alive at once in the forward: what is saved so far and what is still to be read."""
+    """Most bytes alive at once in the forward: what is saved so far or still to be read."""
     readers: Counter[int] = Counter()
     for node in graph.graph.nodes:
         for source in node.all_input_nodes:
@@ -155,13 +159,19 @@ def _backward_peak(
             own = sum(t.nbytes for t in tensors_of(values[node]))
         view = getattr(node.target, "_opname", "") in VIEWS
         for source in node.all_input_nodes:
-            if source.op == "placeholder" and source not in grads and not values[source].requires_grad:
+            if (
+                source.op == "placeholder"
+                and source not in grads
+                and not values[source].requires_grad
+            ):
                 continue
             if source.meta.get("requires_grad") and source not in grads:
                 grads[source] = 0 if view else sum(t.nbytes for t in tensors_of(values[source]))
                 if view:
                     grads[source] = own
-        activations = sum(s for n, s in grads.items() if n.op != "placeholder" or _is_value(n, values))
+        activations = sum(
+            s for n, s in grads.items() if n.op != "placeholder" or _is_value(n, values)
+        )
         peak = max(peak, remaining + activations + (0 if view else own))
         for key in set(saved_at[node]):
             holders[key] -= 1

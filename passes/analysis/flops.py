@@ -1,8 +1,9 @@
 """FLOPs of a static block graph: of every op, forward and backward.
 
 A product of m x k by k x n counts 2 m k n, and as much again for each factor that needs a gradient.
-Fused attention counts its two products whole, causal or not, and 2.5 times that in its backward. Other
-ops count nothing: they are priced by the bytes they move. This is how `torch.utils.flop_counter` counts.
+Fused attention counts its two products whole, causal or not, and 2.5 times that in its backward.
+Other ops count nothing: they are priced by the bytes they move. This is how
+`torch.utils.flop_counter` counts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from autopar.rules import rule_for
 
 
 def graph_flops(graph: fx.GraphModule) -> dict[fx.Node, tuple[float, float]]:
-    """(forward, backward) FLOPs of every op: of one rank in a localised graph, else of the whole."""
+    """(forward, backward) FLOPs of every op: of one rank in a local graph, else of the whole."""
     return {
         node: op_flops(call, forward_flops(node, call))
         for node in graph.graph.nodes

@@ -1,4 +1,4 @@
-"""What limits each op of a block graph: arithmetic, memory bandwidth, or the launch of its kernel."""
+"""What limits each op of a block graph: arithmetic, memory bandwidth, or its launch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Which tensors an op keeps for its backward: operands, results, or memory of its own.
 
 Found by running the op on the meta device under `saved_tensors_hooks`, once per distinct call:
-autograd itself answers, so an op without a rule is right too. Fused attention is the exception: its kernel
-differs by device and meta takes the unfused path, so what it keeps is stated here.
+autograd itself answers, so an op without a rule is right too. Fused attention is the exception:
+its kernel differs by device and meta takes the unfused path, so what it keeps is stated here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def saved_by(op: OpCall) -> Saved:
 
 
 def _attention(op: OpCall) -> Saved:
-    """The fused kernels keep q, k, v, the result, one float32 per query and head, and a floating mask.
+    """The fused kernels keep q, k, v, the result, one float32 per query and head, and a floating
+    mask.
 
     (torch's flash and memory-efficient attention; a boolean mask is first turned into a
     floating one, which is then what is kept.)

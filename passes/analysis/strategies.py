@@ -11,14 +11,14 @@ from autopar.cost.collective import collective_time
 from autopar.cost.op_cost import CONTRACTIONS, is_view, op_cost
 from autopar.op_call import STATIC, OpCall, op_call, types_of
 from autopar.parts import Slot
+from autopar.passes.analysis.blocks import local_op_names
+from autopar.passes.analysis.saved_tensors import saved_by
 from autopar.placement import Placement, Replicate, ReplicatePartialGrad, Shard
 from autopar.placement_problem import Choice, OpNode, Problem
-from autopar.program import TensorType
+from autopar.program import TensorType, outputs_of
 from autopar.reshard import reshard
 from autopar.rules import rule_for
 from autopar.rules.strategy import Strategy, strategies
-from autopar.passes.analysis.blocks import local_op_names
-from autopar.passes.analysis.saved_tensors import saved_by
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,10 @@ def build_problem(
         for node, slot in zip(placeholders, slots, strict=True):
             name = names[node.name]
             types[name] = types_of(node, STATIC)[0]
-            _add_source(problem, name, types[name], slot, boundary, axis, state_bytes, split_weights)
+            source = f"parameter {slot.name}" if slot.kind == "parameter" else name
+            _add_source(problem, source, types[name], slot, boundary, axis, state_bytes, split_weights)
+            if source != name:
+                _add_use(problem, name, source)
         for node in graph.graph.find_nodes(op="get_attr"):
             names[node.name] = f"{prefix}|<{node.name}"
             kind = types[names[node.name]] = types_of(node, STATIC)[0]
@@ -103,8 +106,7 @@ def build_problem(
         for node in graph.graph.nodes:
             if node.op == "call_function":
                 _add_op(problem, names, types, node.name, found, axis)
-        output = graph.graph.output_node()
-        for node in output.args[0]:
+        for node in outputs_of(graph.graph):
             if names[node.name] in types:
                 kind = types[names[node.name]]
                 target = boundary if kind.requires_grad and kind.shape else Replicate
@@ -114,13 +116,13 @@ def build_problem(
 
 
 def source_names(prefix: str, graph: fx.GraphModule, slots: tuple[Slot, ...]) -> dict[str, str]:
-    """Graph node name -> name in the problem: parameters by fqn (shared when tied), others prefixed."""
+    """Graph node name -> name in the problem, prefixed by the block's."""
     names = {}
     placeholders = graph.graph.find_nodes(op="placeholder")
     for node, slot in zip(placeholders, slots, strict=True):
         # "<": an input may have the name of an op of the block.
-        own = f"{prefix}|<{node.name}"
-        names[node.name] = f"parameter {slot.name}" if slot.kind == "parameter" else own
+        label = f"parameter {slot.name}" if slot.kind == "parameter" else f"<{node.name}"
+        names[node.name] = f"{prefix}|{label}"
     calls = [n for n in graph.graph.nodes if n.op == "call_function"]
     for node, local in zip(calls, local_op_names(calls), strict=True):
         names[node.name] = f"{prefix}|{local}"
@@ -154,6 +156,15 @@ def _add_source(
     problem.add(OpNode(name, (), [Choice(str(p), (), p, _late_sum(p, kind, axis)) for p in options]))
     for placement in options:
         problem.sizes[name][placement] = _local(kind, placement, ranks).nbytes
+
+
+def _add_use(problem: Problem, name: str, parameter: str) -> None:
+    """A parameter as one block sees it: stored alike in all blocks, but each reshards it for itself."""
+    options = problem.results(parameter)
+    problem.add(OpNode(name, (parameter,), [Choice(str(p), (p,), p, 0.0) for p in options]))
+    problem.sizes[name] = problem.sizes[parameter]
+    problem.moves[parameter] = {(p, p): 0.0 for p in options}
+    problem.roots[name] = parameter
 
 
 def _late_sum(placement: Placement, kind: TensorType, axis: Axis) -> float:
@@ -226,7 +237,7 @@ def _add_moves(
     for source in problem.results(value):
         if fixed and source != target:
             continue
-        if value in problem.stored and source != target and "S" in (source.kind, target.kind):
+        if problem.roots.get(value) in problem.stored and source != target and "S" in (source.kind, target.kind):
             continue  # A parameter is stored as it is used: gathering it is the task of ZeRO.
         seconds = move_seconds(source, target, kind, axis)
         if seconds is not None:

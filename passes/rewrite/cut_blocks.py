@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from autopar.op_call import Bindings
 from autopar.parts import Parts, Slot
-from autopar.program import Program, tensors_of
 from autopar.passes.analysis.blocks import Block, Blocks, analyse_blocks
 from autopar.passes.rewrite.specialize import cut
+from autopar.program import Program, outputs_of, tensors_of
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,9 @@ def cut_count(program: Program, blocks: Blocks, bindings: Bindings) -> fx.GraphM
     module = cut_free(program, blocks, [target], bindings)
     output = module.graph.output_node()
     with module.graph.inserting_before(output):
-        import torch
-
-        valid = module.graph.call_function(torch.ops.aten.ne.Scalar, (output.args[0][0], ignore))
+        valid = module.graph.call_function(
+            torch.ops.aten.ne.Scalar, (outputs_of(module.graph)[0], ignore)
+        )
         total = module.graph.call_function(torch.ops.aten.sum.default, (valid,))
     output.args = ((total,),)
     module.recompile()

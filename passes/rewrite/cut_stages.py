@@ -12,11 +12,11 @@ from torch import fx
 from autopar.errors import PlanError
 from autopar.op_call import Bindings, types_of
 from autopar.parts import Parts
+from autopar.passes.analysis.blocks import Block, Blocks
+from autopar.passes.rewrite.cut_blocks import cut_free
 from autopar.placement import Placement, Replicate
 from autopar.program import TensorType
 from autopar.stage_program import BlockProgram, ParameterSpec, StageProgram, ValueSpec
-from autopar.passes.analysis.blocks import Block, Blocks
-from autopar.passes.rewrite.cut_blocks import cut_free
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _stage(
         count_inputs=tuple(_placeholders(parts.count)) if last else (),
         loss=program.loss if last else None,
         batch_inputs=specifications,
-        whole_inputs=frozenset(i.name for i in program.of_kind("input") if i.batch_dim < 0),
+        whole_inputs=tuple(i.name for i in program.of_kind("input") if i.batch_dim < 0),
     )
 
 

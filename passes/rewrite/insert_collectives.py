@@ -18,6 +18,7 @@ from torch import fx
 from autopar.errors import PassError
 from autopar.parts import Parts
 from autopar.placement import Placement, Replicate
+from autopar.program import outputs_of
 from autopar.reshard import reshard
 
 # Arguments of each op after the value: d source dim, D target dim, n ranks, g group.
@@ -54,7 +55,7 @@ def insert_collectives(graph: fx.GraphModule, boundary: Placement, ranks: int) -
             if moved is not source:
                 node.replace_input_with(source, moved)
     results = []
-    for value in output.args[0]:
+    for value in outputs_of(graph.graph):
         scalar = not value.meta["val"].dim() if isinstance(value.meta["val"], torch.Tensor) else False
         grad = value.meta.get("requires_grad", False)
         target = Replicate if scalar or not grad else boundary

@@ -17,9 +17,9 @@ from torch import fx
 
 from autopar.errors import PassError
 from autopar.parts import Parts
+from autopar.passes.rewrite.specialize import RESIZING, run_on_meta
 from autopar.placement import Placement
 from autopar.program import tensors_of, user_line
-from autopar.passes.rewrite.specialize import RESIZING, run_on_meta
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,10 @@ def localize_shapes(graph: fx.GraphModule, ranks: int) -> None:
         if getattr(node.target, "_opname", "") in RESIZING:
             node.update_arg(1, list(expected[0]))
         elif getattr(node.target, "_opname", "") == "unflatten":
-            dim = node.args[1] % (len(expected[0]) - len(node.args[2]) + 1)  # type: ignore[operator,arg-type]
-            node.update_arg(2, list(expected[0][dim : dim + len(node.args[2])]))  # type: ignore[arg-type]
+            _, dim, sizes = node.args
+            assert isinstance(dim, int) and isinstance(sizes, list | tuple)
+            dim %= len(expected[0]) - len(sizes) + 1
+            node.update_arg(2, list(expected[0][dim : dim + len(sizes)]))
         _run(node)
         got = [tuple(v.shape) for v in tensors_of(node.meta["val"])]
         if got != expected:

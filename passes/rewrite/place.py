@@ -13,9 +13,9 @@ from torch import fx
 
 from autopar.errors import PlanError
 from autopar.parts import Parts, Slot
-from autopar.placement import Placement, Replicate
 from autopar.passes.analysis.blocks import local_op_names
 from autopar.passes.analysis.strategies import candidates
+from autopar.placement import Placement, Replicate
 
 PARAMETER = "parameter "
 

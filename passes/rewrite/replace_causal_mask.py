@@ -17,9 +17,9 @@ from torch import fx
 
 from autopar.op_call import Bindings
 from autopar.parts import Parts
-from autopar.program import Program
 from autopar.passes.rewrite.simplify import drop_unused
 from autopar.passes.rewrite.specialize import cut
+from autopar.program import Program
 
 # Beyond this many elements the comparison would take seconds: the mask stays.
 LARGEST = 2**28

@@ -1,8 +1,9 @@
-"""Remove what computes nothing: assertions, casts to the same dtype, full slices, idle dropout, dead nodes.
+"""Remove what computes nothing, and writes in place that need not be: assertions, casts to the same dtype, full slices, idle dropout, dead nodes.
 
     x = aten.to.dtype_layout(w, dtype=float32, device=meta)      ->   w            (w is float32 already)
     y = aten.to.device(x, meta, bfloat16)                        ->   aten.to.dtype(x, bfloat16)
     aten._assert_tensor_metadata(y)                              ->
+    aten.add_(h, y)                                              ->   aten.add(h, y)
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import torch
 from torch import fx
 
 from autopar.parts import Parts
-from autopar.program import GraphInput, Program
+from autopar.passes.analysis.aliases import memory_roots, read_later, written
+from autopar.program import GraphInput, Program, outputs_of
 
 aten = torch.ops.aten
 _CASTS = {"to", "_to_copy", "type_as"}
@@ -41,6 +43,7 @@ class Simplify:
                 graph.erase_node(node)
             elif _op_name(node) in _CASTS:
                 _plain_cast(graph, node)
+        _out_of_place(graph)
         return parts.evolve(program=drop_unused(program))
 
 
@@ -50,7 +53,7 @@ def drop_unused(program: Program) -> Program:
     _drop_dead(module.graph)
     kept = _drop_unused_inputs(program, module.graph)
     module.recompile()
-    loss = module.graph.output_node().args[0][0].name  # type: ignore[union-attr,index]
+    loss = outputs_of(module.graph)[0].name
     return program.with_graph(module, inputs=kept, loss=loss)
 
 
@@ -90,6 +93,35 @@ def _plain_cast(graph: fx.Graph, node: fx.Node) -> None:
     cast.meta = dict(node.meta)
     node.replace_all_uses_with(cast)
     graph.erase_node(node)
+
+
+def _out_of_place(graph: fx.Graph) -> None:
+    """`x.add_(y)` becomes `x.add(y)` where nothing else looks at that memory any more: it can then be sharded."""
+    order = {n: i for i, n in enumerate(graph.nodes)}
+    roots = memory_roots(graph)
+    for node in order:
+        changed = written(node)
+        target = _functional(node)
+        if target is None or len(changed) != 1 or roots[changed[0]].op == "placeholder":
+            continue
+        value, source = node.meta.get("val"), changed[0].meta.get("val")
+        if not isinstance(value, torch.Tensor) or not isinstance(source, torch.Tensor):
+            continue
+        if value.dtype == source.dtype and not read_later(node, changed[0], roots, order):
+            node.target = target
+
+
+def _functional(node: fx.Node) -> Any:
+    """The overload of `op` that has the schema of `op_`, if there is one that keeps the dtype."""
+    name, overload = _op_name(node), getattr(node.target, "_overloadname", "")
+    if not name.endswith("_") or name.startswith("_") or getattr(node.target, "namespace", "") != "aten":
+        return None
+    packet = getattr(aten, name[:-1], None)
+    if packet is None or overload not in packet.overloads():
+        return None
+    target = getattr(packet, overload)
+    wanted = [(a.name, str(a.type)) for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    return target if [(a.name, str(a.type)) for a in target._schema.arguments] == wanted else None
 
 
 def _drop_dead(graph: fx.Graph) -> None:

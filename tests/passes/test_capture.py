@@ -72,7 +72,7 @@ def test_example_inputs_of_another_kind_are_refused() -> None:
 
 
 def test_tied_parameters_are_one_input_under_their_first_name() -> None:
-    program = toys.captured("tied")
+    program = toys.simplified("tied")
     names = [i.target for i in program.of_kind("parameter")]
     assert names.count("embed.weight") == 1 and "head.weight" not in names
     assert program.aliases["head.weight"] == "embed.weight"
@@ -133,13 +133,58 @@ def test_a_tensor_attribute_must_be_registered() -> None:
     assert "register_buffer" in info.value.next_step
 
 
-def test_a_constant_of_the_forward_is_kept() -> None:
+def test_a_tensor_made_from_numbers_in_the_forward_says_what_to_do() -> None:
     class Constant(Root):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (self.inner(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])).sum()
+        def __init__(self, device: str | None) -> None:
+            super().__init__()
+            self.device = device
 
-    program = capture(Constant(), {"x": X})
-    assert [v.tolist() for v in program.constants.values()] == [[1.0, 2.0, 3.0, 4.0]]
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            where = x.device if self.device is None else self.device
+            return (self.inner(x) * torch.tensor([1.0, 2.0, 3.0, 4.0], device=where)).sum()
+
+    with pytest.raises(CaptureError, match="makes a tensor from Python numbers") as info:
+        capture(Constant(None), {"x": X})
+    assert "register_buffer" in info.value.next_step
+    with pytest.raises(CaptureError, match="meta and cpu") as info:
+        capture(Constant("cpu"), {"x": X})
+    assert "register_buffer" in info.value.next_step
+
+
+def test_a_tensor_shape_of_the_forward_is_no_constant() -> None:
+    class Full(Root):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.inner(x) * torch.full((4,), 2.0, device=x.device)).sum()
+
+    assert not capture(Full(), {"x": X}).constants
+
+
+def test_a_batch_norm_in_training_is_refused_and_a_frozen_one_is_not() -> None:
+    class Normed(Root):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn = nn.BatchNorm1d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.bn(self.inner(x)).sum()
+
+    model = Normed()
+    with pytest.raises(CaptureError, match="in place"):
+        capture(model, {"x": X})
+    model.bn.eval()
+    capture(model, {"x": X})
+
+
+def test_a_write_through_a_view_that_is_seen_elsewhere_is_refused() -> None:
+    class Viewed(Root):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.inner(x)
+            y[:, :2].mul_(2)
+            return y.sum()
+
+    with pytest.raises(CaptureError, match="writes into 'slice_.' in place") as info:
+        capture(Viewed(), {"x": X})
+    assert "test_capture.py" in info.value.message
 
 
 def test_a_buffer_that_the_forward_changes_is_refused() -> None:

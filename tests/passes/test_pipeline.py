@@ -15,13 +15,21 @@ from tests.passes import toys
 
 def test_order() -> None:
     assert [p.name for p in default_pipeline()] == [
-        "simplify", "replace-causal-mask", "cut-blocks", "place", "insert-collectives",
-        "localize-shapes", "cut-stages", "mark-recompute",
+        "simplify",
+        "replace-causal-mask",
+        "cut-blocks",
+        "place",
+        "insert-collectives",
+        "localize-shapes",
+        "cut-stages",
+        "mark-recompute",
     ]
     assert len(front_pipeline()) + len(back_pipeline()) == len(default_pipeline())
 
 
-def run(stages: tuple[StageProgram, ...], state: dict[str, torch.Tensor], inputs: toys.Inputs) -> torch.Tensor:
+def run(
+    stages: tuple[StageProgram, ...], state: dict[str, torch.Tensor], inputs: toys.Inputs
+) -> torch.Tensor:
     """Execute all stages in turn, as `autopar.stage_program` describes."""
     sent: dict[str, torch.Tensor] = {}
     for stage in stages:

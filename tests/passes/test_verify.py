@@ -16,13 +16,16 @@ from autopar.passes.pipeline import back_pipeline
 from autopar.passes.verify import verify
 from autopar.placement import Partial, Shard
 from autopar.plan_document import StagePlan
+from autopar.reshard import reshard
 from tests.passes import toys
 
 
 def good() -> Parts:
     names = tuple(b.name for b in toys.blocks("mlp").chain)
     plan = toys.plan(
-        "mlp", mesh=Mesh(tp=2, pp=2), placements={"layers.0": toys.MEGATRON},
+        "mlp",
+        mesh=Mesh(tp=2, pp=2),
+        placements={"layers.0": toys.MEGATRON},
         stages=(StagePlan(names[:2]), StagePlan(names[2:])),
     )
     return run_passes(toys.start("mlp", plan), back_pipeline(), verify=verify)[0]
@@ -33,7 +36,17 @@ def node(parts: Parts, name: str):  # type: ignore[no-untyped-def]
 
 
 def wrong_placement(parts: Parts) -> None:
-    node(parts, "gelu").meta["placement"] = Shard(1)
+    gelu = node(parts, "gelu")
+    gelu.meta["placement"], gelu.meta["global_shape"] = Shard(1), (4, 16, 32)
+
+
+def partial_read_as_whole(parts: Parts) -> None:
+    node(parts, "layer_norm").meta["strategy"] = None
+    node(parts, "layer_norm").meta["placement"] = Partial
+
+
+def wrong_collective(parts: Parts) -> None:
+    node(parts, "all_reduce_default").meta["reshard"] = reshard(Partial, Shard(1))
 
 
 def skipped_collective(parts: Parts) -> None:
@@ -74,6 +87,8 @@ def test_a_legal_program_passes() -> None:
     ("spoil", "message"),
     [
         (wrong_placement, r"reads gelu as S\(2\), it is S\(1\)"),
+        (partial_read_as_whole, "copy_default reads layer_norm as R, it is P"),
+        (wrong_collective, "all_reduce_default does not turn P into R"),
         (skipped_collective, r"add reads linear_1 as R, it is P"),
         (partial_output, "hands out add as P, not R"),
         (wrong_shape, r"linear is \(4, 8, 64\), should be \(4, 8, 32\)"),

@@ -1,4 +1,4 @@
-"""Small models for the tests of the passes, and the road up to each pass. Captures are made once."""
+"""Small models for the tests of the passes, and the road up to each pass."""
 
 from __future__ import annotations
 
@@ -131,18 +131,33 @@ def plan(
     program, found = simplified(name), blocks(name)
     names = tuple(b.name for b in found.chain)
     return Plan(
-        model=name, fingerprint=program.fingerprint(), cluster="cpu:1", mesh=mesh or Mesh(),
-        global_batch=BATCH, microbatch=program.sizes["batch"], microbatches=1, schedule="gpipe",
-        zero=0, precision="fp32", optimizer="adamw", boundary=boundary,
-        stages=stages or (StagePlan(names),), placements=placements or {}, kinds=found.kinds,
+        model=name,
+        fingerprint=program.fingerprint(),
+        cluster="cpu:1",
+        mesh=mesh or Mesh(),
+        global_batch=BATCH,
+        microbatch=program.sizes["batch"],
+        microbatches=1,
+        schedule="gpipe",
+        zero=0,
+        precision="fp32",
+        optimizer="adamw",
+        boundary=boundary,
+        stages=stages or (StagePlan(names),),
+        placements=placements or {},
+        kinds=found.kinds,
         sizes=dict(program.sizes),
     )
 
 
 # Column and row parallel, as a person would write it in a plan for the layers of `mlp`.
 MEGATRON = {
-    "parameter up.weight": "S(0)", "parameter up.bias": "S(0)", "parameter down.weight": "S(1)",
-    "linear": "shard n", "gelu": "shard d2", "linear.1": "shard k", "add": "partial 0,1",
+    "parameter up.weight": "S(0)",
+    "parameter up.bias": "S(0)",
+    "parameter down.weight": "S(1)",
+    "linear": "shard n",
+    "gelu": "shard d2",
+    "linear.1": "shard k",
 }
 
 

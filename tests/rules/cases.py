@@ -1,142 +1,16 @@
-"""One generator of random calls for every op that has a rule. Sizes divide by 2 and 4 often, not always."""
+"""A generator of random calls for every op that has a rule. Sizes divide by 2 and 4 often."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
-from autopar.rules import pointwise
+from tests.rules.draws import EVEN, SIZE, Case, Draw, aten, broadcast, grad, overload, real, shape
 from tests.rules.execution import Call, call
-
-aten = torch.ops.aten
-Draw = Callable[[Any], Any]
-Case = Callable[[Draw], Call]
-SIZE = st.sampled_from([1, 2, 3, 4, 8])
-EVEN = st.sampled_from([2, 4, 8])
-
-
-def real(*shape: int, grad: bool = True, low: float = -2.0, high: float = 2.0) -> torch.Tensor:
-    return (torch.rand(shape, dtype=torch.float64) * (high - low) + low).requires_grad_(grad)
-
-
-def shape(draw: Draw, least: int = 1, most: int = 3) -> list[int]:
-    return draw(st.lists(SIZE, min_size=least, max_size=most))
-
-
-def broadcast(draw: Draw, to: list[int]) -> list[int]:
-    """A shape that broadcasts to `to`: leading dims missing, others perhaps 1."""
-    tail = to[draw(st.integers(0, len(to))) :]
-    return [s if draw(st.booleans()) else 1 for s in tail]
-
-
-def grad(draw: Draw) -> bool:
-    return draw(st.sampled_from([True, True, True, False]))
-
-
-# Element by element.
-
-_UNARY = (
-    "neg abs exp exp2 expm1 sin cos tanh sigmoid relu relu6 gelu silu mish softplus elu selu celu "
-    "leaky_relu hardswish hardsigmoid hardtanh erf floor ceil round sign square softshrink isnan isinf "
-    "isfinite clone contiguous alias detach positive nan_to_num zeros_like ones_like empty_like"
-).split()
-_POSITIVE = {"log": 0, "log2": 0, "log1p": 0, "sqrt": 0, "rsqrt": 0, "reciprocal": 0}
-_BINARY = "mul div minimum maximum add sub rsub pow eq ne lt le gt ge remainder fmod floor_divide".split()
-_LOGICAL = "logical_and logical_or __and__ __or__ bitwise_and bitwise_or bitwise_xor".split()
-
-
-def overload(name: str, kind: str = "default") -> Any:
-    packet = getattr(aten, name)
-    return getattr(packet, kind if kind in packet.overloads() else packet.overloads()[0])
-
-
-def unary(name: str, low: float = -2.0) -> Case:
-    return lambda draw: call(overload(name), real(*shape(draw, 0), grad=grad(draw), low=low))
-
-
-def binary(name: str) -> Case:
-    def make(draw: Draw) -> Call:
-        whole = shape(draw)
-        low = 0.5 if name == "pow" else -2.0
-        # Never near zero: quotients stay of order one.
-        smooth = name != "floor_divide"  # it has no derivative
-        a = real(*whole, grad=smooth and grad(draw), low=low)
-        b = real(*broadcast(draw, whole), low=0.7, grad=smooth and grad(draw))
-        kind = "Tensor_Tensor" if name == "pow" else "Tensor"
-        if name in ("add", "mul", "sub"):
-            operands = draw(st.sampled_from([(a, b), (b, a), (a, a), (a, 1.5)]))
-            return call(overload(name, kind), *operands)
-        if draw(st.sampled_from([False, False, True])):
-            scalar = "Tensor_Scalar" if name == "pow" else "Scalar"
-            known = scalar in getattr(aten, name).overloads()
-            return call(overload(name, scalar if known else "Tensor"), a, 1.5)
-        return call(overload(name, kind), a, b)
-
-    return make
-
-
-def logical(name: str) -> Case:
-    def make(draw: Draw) -> Call:
-        whole = shape(draw)
-        a, b = torch.rand(whole) > 0.5, torch.rand(broadcast(draw, whole)) > 0.5
-        return call(overload(name, "Tensor"), a, b)
-
-    return make
-
-
-def where(draw: Draw) -> Call:
-    whole = shape(draw)
-    condition = torch.rand(broadcast(draw, whole)) > 0.5
-    return call(aten.where.self, condition, real(*whole), real(*broadcast(draw, whole), grad=grad(draw)))
-
-
-def masked_fill(draw: Draw) -> Call:
-    whole = shape(draw)
-    return call(aten.masked_fill.Scalar, real(*whole), torch.rand(broadcast(draw, whole)) > 0.5, -3.0)
-
-
-def clamp(draw: Draw) -> Call:
-    x = real(*shape(draw))
-    if draw(st.booleans()):
-        return call(aten.clamp.Tensor, x, real(*broadcast(draw, list(x.shape)), grad=False, high=0.0))
-    return call(aten.clamp.default, x, -1.0, 1.0)
-
-
-def ternary(name: str) -> Case:
-    def make(draw: Draw) -> Call:
-        whole = shape(draw)
-        a, b = real(*whole), real(*broadcast(draw, whole), grad=grad(draw))
-        target = aten.lerp.Tensor if name == "lerp" else overload(name)
-        return call(target, a, b, real(*broadcast(draw, whole), low=0.5))
-
-    return make
-
-
-POINTWISE: dict[str, Case] = {
-    **{name: unary(name) for name in _UNARY},
-    **{name: unary(name, 0.2) for name in _POSITIVE},
-    **{name: binary(name) for name in _BINARY},
-    **{name: logical(name) for name in _LOGICAL},
-    **{name: ternary(name) for name in ("addcmul", "addcdiv", "lerp")},
-    "log_sigmoid": lambda draw: call(aten.log_sigmoid.default, real(*shape(draw))),
-    "where": where,
-    "masked_fill": masked_fill,
-    "clamp": clamp,
-    "clamp_min": lambda draw: call(aten.clamp_min.default, real(*shape(draw)), 0.25),
-    "clamp_max": lambda draw: call(aten.clamp_max.default, real(*shape(draw)), 0.25),
-    "threshold": lambda draw: call(aten.threshold.default, real(*shape(draw)), 0.25, 7.0),
-    "full_like": lambda draw: call(aten.full_like.default, real(*shape(draw)), 2.5),
-    "logical_not": lambda draw: call(aten.logical_not.default, torch.rand(shape(draw)) > 0.5),
-    "bitwise_not": lambda draw: call(aten.bitwise_not.default, torch.rand(shape(draw)) > 0.5),
-    "to": lambda draw: call(aten.to.dtype, real(*shape(draw), grad=grad(draw)), torch.float64, False, True),
-    "_to_copy": lambda draw: call(aten._to_copy.default, real(*shape(draw)), dtype=torch.float64),
-    "type_as": lambda draw: call(aten.type_as.default, real(*shape(draw)), real(3, grad=False)),
-}
-
+from tests.rules.pointwise_cases import POINTWISE
 
 # Products.
 
@@ -253,7 +127,10 @@ def unflatten(draw: Draw) -> Call:
 def expand(draw: Draw) -> Call:
     whole = shape(draw)
     source = broadcast(draw, whole)
-    asked = [-1 if i >= len(whole) - len(source) and draw(st.booleans()) else s for i, s in enumerate(whole)]
+    asked = [
+        -1 if i >= len(whole) - len(source) and draw(st.booleans()) else s
+        for i, s in enumerate(whole)
+    ]
     asked = [
         s if s != -1 or source[i - len(whole)] == s or source[i - len(whole)] != 1 else whole[i]
         for i, s in enumerate(asked)
@@ -305,7 +182,9 @@ def slice_(draw: Draw) -> Call:
 
 def split(draw: Draw) -> Call:
     x = real(draw(SIZE), draw(EVEN), draw(SIZE))
-    return call(aten.split.Tensor, x, draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([0, 1, -1])))
+    return call(
+        aten.split.Tensor, x, draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([0, 1, -1]))
+    )
 
 
 def split_with_sizes(draw: Draw) -> Call:
@@ -315,7 +194,9 @@ def split_with_sizes(draw: Draw) -> Call:
 
 
 def chunk(draw: Draw) -> Call:
-    return call(aten.chunk.default, real(draw(SIZE), draw(SIZE), 2), 2, draw(st.sampled_from([0, 1, -1])))
+    return call(
+        aten.chunk.default, real(draw(SIZE), draw(SIZE), 2), 2, draw(st.sampled_from([0, 1, -1]))
+    )
 
 
 def cat(draw: Draw) -> Call:
@@ -345,7 +226,9 @@ def select(draw: Draw) -> Call:
 
 def pad(draw: Draw) -> Call:
     x = real(*shape(draw, 2))
-    amounts = draw(st.lists(st.integers(0, 2), min_size=2, max_size=4).filter(lambda a: len(a) % 2 == 0))
+    amounts = draw(
+        st.lists(st.integers(0, 2), min_size=2, max_size=4).filter(lambda a: len(a) % 2 == 0)
+    )
     return call(aten.pad.default, x, amounts, "constant", draw(st.sampled_from([None, 0.0, 1.5])))
 
 
@@ -376,7 +259,12 @@ def one_reduced(name: str) -> Case:
         if draw(st.booleans()):
             return call(getattr(aten, name).default, x)
         kind = "default" if name == "argmax" else "dim"
-        return call(getattr(getattr(aten, name), kind), x, draw(st.integers(0, x.dim() - 1)), draw(st.booleans()))
+        return call(
+            getattr(getattr(aten, name), kind),
+            x,
+            draw(st.integers(0, x.dim() - 1)),
+            draw(st.booleans()),
+        )
 
     return make
 
@@ -451,4 +339,3 @@ CASES: dict[str, Case] = {
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
 }
-assert set(POINTWISE) <= {*pointwise.NAMES}, set(POINTWISE) - {*pointwise.NAMES}

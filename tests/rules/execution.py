@@ -1,7 +1,8 @@
-"""Run an op on simulated ranks as a strategy says, and compare value and gradients with the whole op.
+"""Run an op on simulated ranks as a strategy says, and compare value and gradients with the whole
+op.
 
-Everything is in one process: a value on n ranks is a list of n tensors. What the placements promise is
-applied by hand, independently of the rewrites and of torch.distributed.
+Everything is in one process: a value on n ranks is a list of n tensors. What the placements
+promise is applied by hand, independently of the rewrites and of torch.distributed.
 """
 
 from __future__ import annotations
@@ -65,14 +66,24 @@ def op_call_of(made: Call) -> tuple[OpCall, list[Tensor]]:
     with torch.enable_grad():
         results = as_list(run(made.target, args, kwargs, operands))
     found = OpCall(
-        "op", made.target, args, kwargs, tuple(f"x{i}" for i in range(len(operands))),
-        tuple(_type(t) for t in operands), tuple(_type(t) for t in results),
+        "op",
+        made.target,
+        args,
+        kwargs,
+        tuple(f"x{i}" for i in range(len(operands))),
+        tuple(_type(t) for t in operands),
+        tuple(_type(t) for t in results),
     )
     if made.target is operator.getitem:
         # As `op_call` does: the operand of a getitem is the member that it takes.
         member = made.args[0][made.args[1]]
         found = OpCall(
-            "op", made.target, (Operand(0), made.args[1]), {}, ("x0",), (_type(member),),
+            "op",
+            made.target,
+            (Operand(0), made.args[1]),
+            {},
+            ("x0",),
+            (_type(member),),
             (_type(member),),
         )
         return found, [member]
@@ -114,7 +125,9 @@ def terms(value: Tensor, ranks: int) -> list[Tensor]:
     return [*found, value - sum(found)] if found else [value]
 
 
-def check_pieces(what: str, got: list[Tensor], placement: Placement, whole: Tensor, *, gradient: bool) -> None:
+def check_pieces(
+    what: str, got: list[Tensor], placement: Placement, whole: Tensor, *, gradient: bool
+) -> None:
     """The ranks' tensors are `whole` in the form of the placement."""
     partial = placement.gradient_is_partial if gradient else placement.kind == "P"
     if placement.is_shard:
@@ -142,14 +155,18 @@ def check_strategy(op: OpCall, operands: list[Tensor], strategy: Strategy, ranks
     results = run_local(op, per_rank, strategy, ranks)
     for index, value in enumerate(whole):
         got = [r[index].detach() for r in results]
-        check_pieces(f"{what}, result {index}", got, strategy.result, value.detach(), gradient=False)
+        check_pieces(
+            f"{what}, result {index}", got, strategy.result, value.detach(), gradient=False
+        )
     differentiable = [i for i, v in enumerate(whole) if v.requires_grad]
     wanted = [i for i, t in enumerate(operands) if t.requires_grad]
     if not differentiable or not wanted:
         return
     gradients = [torch.randn_like(whole[i]) for i in differentiable]
     split = [gradient_pieces(g, strategy.result, ranks) for g in gradients]
-    expected = _gradients([whole[i] for i in differentiable], [leaves[i] for i in wanted], gradients)
+    expected = _gradients(
+        [whole[i] for i in differentiable], [leaves[i] for i in wanted], gradients
+    )
     found = [
         _gradients(
             [results[r][i] for i in differentiable],
@@ -161,16 +178,29 @@ def check_strategy(op: OpCall, operands: list[Tensor], strategy: Strategy, ranks
     for position, operand in enumerate(wanted):
         got = [f[position] for f in found]
         check_pieces(
-            f"{what}, gradient of operand {operand}", got, strategy.operands[operand],
-            expected[position], gradient=True,
+            f"{what}, gradient of operand {operand}",
+            got,
+            strategy.operands[operand],
+            expected[position],
+            gradient=True,
         )
 
 
-def _gradients(results: list[Tensor], leaves: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+def _gradients(
+    results: list[Tensor], leaves: list[Tensor], gradients: list[Tensor]
+) -> list[Tensor]:
     pairs = [(r, g) for r, g in zip(results, gradients, strict=True) if r.requires_grad]
-    found = torch.autograd.grad(
-        [r for r, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True, retain_graph=True
-    ) if pairs else [None] * len(leaves)
+    found = (
+        torch.autograd.grad(
+            [r for r, _ in pairs],
+            leaves,
+            [g for _, g in pairs],
+            allow_unused=True,
+            retain_graph=True,
+        )
+        if pairs
+        else [None] * len(leaves)
+    )
     return [torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Every rule is proven by execution: shard as each strategy says, run, combine, compare value and gradients."""
+"""Every rule is proven by execution: shard, run, combine, compare value and gradients."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from autopar.rules import RULES
-from tests.rules.cases import CASES, POINTWISE
+from tests.rules.cases import CASES
 from tests.rules.execution import check_all, op_call_of
+from tests.rules.pointwise_cases import POINTWISE
+
 
 def test_every_rule_has_a_case() -> None:
     assert set(CASES) == set(RULES)

@@ -7,7 +7,7 @@ import torch
 
 from autopar.rules import rule_for
 from autopar.rules.language import NoRuleError, parse
-from tests.rules.cases import real
+from tests.rules.draws import real
 from tests.rules.execution import call, op_call_of
 
 aten = torch.ops.aten
@@ -31,7 +31,7 @@ def test_a_text_that_does_not_fit_the_call_is_refused() -> None:
     op, _ = op_call_of(call(aten.mm.default, real(2, 3), real(3, 4)))
     with pytest.raises(NoRuleError, match="names 1 operands"):
         parse("m k -> m k", op)
-    with pytest.raises(NoRuleError, match="factor k has sizes 3 and 2"):
+    with pytest.raises(NoRuleError, match="factor m has sizes 2 and 4"):
         parse("m k, n m -> m n", op)
     with pytest.raises(NoRuleError, match="names 3 dims for a tensor of shape"):
         parse("m k j, k n -> m n", op)

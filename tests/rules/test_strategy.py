@@ -7,7 +7,7 @@ import torch
 from autopar.placement import Partial, Replicate, ReplicatePartialGrad, Shard
 from autopar.rules import rule_for
 from autopar.rules.strategy import Strategy, strategies
-from tests.rules.cases import real
+from tests.rules.draws import real
 from tests.rules.execution import Call, call, op_call_of
 
 aten = torch.ops.aten

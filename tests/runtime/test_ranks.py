@@ -65,11 +65,7 @@ def test_disagreement() -> None:
     assert 2 < float(first["hang"]) < 5
 
 
-def test_one_rank_needs_no_launcher() -> None:
+def test_one_rank_needs_no_launcher(one_rank: Ranks) -> None:
     assert "RANK" not in os.environ
-    try:
-        ranks = Ranks.create(Mesh())
-        assert together(ranks, None) == ()
-        agree(ranks, "anything")
-    finally:
-        dist.destroy_process_group()
+    assert together(one_rank, None) == ()
+    agree(one_rank, "anything")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from autopar.mesh import Mesh
 from autopar.runtime.launch import spawn
 from tests.runtime.test_state import make_program
-from tests.runtime.toy import LAYERS, make_batch
+from tests.runtime.toy import make_batch
 
 MICROBATCHES = 3
 
@@ -57,30 +56,3 @@ def test_messages_per_block(messages: list[dict[str, Any]], pp: int) -> None:
         assert found[f"pp{pp} zero3"]["reduce"] == MICROBATCHES
         # Forward and backward of each microbatch.
         assert found[f"pp{pp} zero3"]["gather"] == 2 * MICROBATCHES
-
-
-def test_overlapped_sum_in_buckets() -> None:
-    results = spawn(overlapped, 2, timeout_seconds=60)
-    assert results == [(6.0, 3, 6.0), (6.0, 3, 6.0)]
-
-
-def overlapped() -> tuple[float, int, float]:
-    """Two backwards with gradient rank + 1, small buckets, one unused parameter."""
-    import torch.distributed as dist
-
-    from autopar.runtime import gradients
-
-    gradients.BUCKET_BYTES = 8
-    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2 * LAYERS - 2)]
-    total = gradients.OverlappedSum(parameters, dist.group.WORLD)
-    used = parameters[:-1]
-    for last in (False, True):
-        if last:
-            total.arm()
-        sum((p * (dist.get_rank() + 1)).sum() for p in used).backward()
-    sent = len([b for b in total._buckets if len(b) == 1])
-    total.finish()
-    first = {float(v) for p in used for v in p.grad}
-    assert parameters[-1].grad is None
-    assert len(first) == 1
-    return first.pop(), sent // 2, float(used[-1].grad[0])

@@ -1,0 +1,63 @@
+"""Which nodes share memory, and which write into it: read off the ops' schemas."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+
+def memory_roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Each node -> the node that made the memory it may share (itself, when it is new)."""
+    roots: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        source = _aliased(node)
+        roots[node] = roots[source] if source is not None else node
+    return roots
+
+
+def written(node: fx.Node) -> list[fx.Node]:
+    """The operands that an op changes in place; running statistics of a batch norm included."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    if node.target._opname == "batch_norm":
+        # Its schema does not tell: with `training` it moves the statistics that it is given.
+        return [n for n in node.args[3:5] if isinstance(n, fx.Node)] if node.args[5] else []
+    found = []
+    for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found += [value] if isinstance(value, fx.Node) else []
+    return found
+
+
+def read_later(
+    node: fx.Node, changed: fx.Node, roots: dict[fx.Node, fx.Node], order: dict[fx.Node, int]
+) -> bool:
+    """Whether memory that `node` writes is read after it by another name than the node's result."""
+    result = {node}
+    for later in order:
+        # What is made from the result sees the change wherever it lives.
+        if order[later] > order[node] and _aliased(later) in result:
+            result.add(later)
+    names = [n for n in order if roots[n] is roots[changed] and n not in result]
+    return any(order[user] > order[node] for name in names for user in name.users)
+
+
+def _aliased(node: fx.Node) -> fx.Node | None:
+    if node.target is operator.getitem:
+        return node.args[0] if isinstance(node.args[0], fx.Node) else None
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    given: set[str] = set()
+    for result in node.target._schema.returns:
+        if result.alias_info is not None:
+            given |= set(result.alias_info.before_set)
+    for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+        info = argument.alias_info
+        if info is None or not isinstance(value, fx.Node):
+            continue
+        # `*`: the members of a list, as split and unbind return them.
+        if given & set(info.before_set) or "*" in info.after_set:
+            return value
+    return None

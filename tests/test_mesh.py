@@ -1,0 +1,23 @@
+"""The mesh: ranks and their coordinates."""
+
+from __future__ import annotations
+
+from autopar.mesh import AXES, Mesh
+
+MESH = Mesh(pp=2, dp=3, tp=4)
+
+
+def test_coordinates_cover_the_mesh_with_tp_innermost() -> None:
+    found = [MESH.coordinates(r) for r in range(MESH.size)]
+    assert len({tuple(c.values()) for c in found}) == MESH.size == 24
+    for rank, c in enumerate(found):
+        assert rank == sum(c[a] * MESH.stride(a) for a in AXES)
+    assert found[1] == {"pp": 0, "dp": 0, "tp": 1} and found[12] == {"pp": 1, "dp": 0, "tp": 0}
+
+
+def test_degrees_strides_and_text() -> None:
+    assert [MESH.degree(a) for a in AXES] == [2, 3, 4]
+    assert [MESH.stride(a) for a in AXES] == [12, 4, 1]
+    assert str(MESH) == "pp2 dp3 tp4"
+    assert MESH.to_dict() == {"pp": 2, "dp": 3, "tp": 4, "cp": 1, "ep": 1}
+    assert Mesh().size == 1
