@@ -17,11 +17,11 @@ from torch import nn
 from autopar.cluster import Cluster
 from autopar.errors import PlanError, UsageError
 from autopar.mesh import Mesh
-from autopar.outcome import Outcome, build_plan
+from autopar.workflow.outcome import Outcome, build_plan
 from autopar.parts import Parts
 from autopar.plan_check import check_plan
 from autopar.plan_document import Plan
-from autopar.planning import ModelCosts, prepare
+from autopar.workflow.model_costs import ModelCosts, prepare
 from autopar.program import Program
 from autopar.units import parse_bytes
 from autopar.passes.capture import Inputs, capture

@@ -43,8 +43,3 @@ def check_plan(plan: Plan, program: Program, global_batch_size: int | None = Non
             f"mesh.pp is {plan.mesh.pp}, but there are {len(plan.stages)} stages",
             next_step="give one entry of `stages` for each pipeline stage",
         )
-    if plan.schedule == "1f1b" and plan.mesh.pp > 1 and plan.microbatches < plan.mesh.pp:
-        raise PlanError(
-            f"1f1b with {plan.microbatches} microbatches on {plan.mesh.pp} stages",
-            next_step="use at least as many microbatches as stages, or the gpipe schedule",
-        )

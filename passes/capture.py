@@ -310,8 +310,9 @@ def _symbols(
         if node.name not in batched or not isinstance(value, torch.Tensor):
             continue
         for dim, label in ((0, "batch"), (1, "sequence")):
-            if value.dim() > dim and isinstance(value.shape[dim], torch.SymInt):
-                symbols.setdefault(label, value.shape[dim].node.expr)
+            size: Any = value.shape[dim] if value.dim() > dim else None
+            if isinstance(size, torch.SymInt):
+                symbols.setdefault(label, size.node.expr)
     return symbols, sizes
 
 

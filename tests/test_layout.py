@@ -23,7 +23,7 @@ MAX_IMPORT_SECONDS = 0.3
 VAGUE_NAMES = {"utils.py", "util.py", "helpers.py", "common.py", "misc.py"}
 
 # The only files inside autopar/ that see everything.
-ENTRANCES = re.compile(r"^autopar/(api|cli|cli_\w+|commands/\w+)\.py$")
+ENTRANCES = re.compile(r"^autopar/(api|cli|cli_\w+|commands/\w+|workflow/\w+)\.py$")
 # Files directly in autopar/ that hold no type: they name the entrances.
 DOORS = {"__init__.py", "__main__.py"}
 

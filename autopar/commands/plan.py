@@ -11,9 +11,9 @@ from autopar.api import COMPUTE, rewrite_for, search_plan
 from autopar.cluster import Cluster
 from autopar.errors import UsageError
 from autopar.models import resolve_model
-from autopar.outcome import Outcome
+from autopar.workflow.outcome import Outcome
 from autopar.plan_check import check_plan
-from autopar.pictures import block_pictures
+from autopar.workflow.pictures import block_pictures
 from autopar.search.best_first import Progress
 from autopar.search.infeasible import infeasible_error
 
@@ -38,9 +38,10 @@ def find_plan(request: PlanRequest, *, quiet: bool) -> tuple[Outcome, Cluster]:
     cluster = Cluster.parse(request.cluster)
     pins, precision = take_precision(request.pins, request.precision)
     precision = precision or default_precision(request.model, cluster)
-    if precision not in COMPUTE:
+    if precision is not None and precision not in COMPUTE:
         raise UsageError(f"precision={precision}", next_step=f"choose one of {', '.join(COMPUTE)}")
-    source = resolve_model(request.model, sequence=request.sequence, dtype=COMPUTE[precision])
+    dtype = COMPUTE[precision or "fp32"]
+    source = resolve_model(request.model, sequence=request.sequence, dtype=dtype)
     outcome = search_plan(
         source.model,
         cluster,

@@ -10,7 +10,7 @@ import torch
 
 from autopar.errors import NotEqualError, PlanError, UsageError
 from autopar.plan_document import Plan
-from autopar.verification import Case, Verdict, verify_case
+from autopar.workflow.verification import Case, Verdict, verify_case
 
 SHOWN = 10
 

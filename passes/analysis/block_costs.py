@@ -1,7 +1,7 @@
 """Price of a rewritten block: walk its local graph, op by op and collective by collective.
 
 This does not look at the placement problem: it prices the graph that a rank will run. The search's own
-objective must agree with it (`autopar.planning` asserts that for every block).
+objective must agree with it (`autopar.workflow.model_costs` asserts that for every block).
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def _stage(
         count_inputs=tuple(_placeholders(parts.count)) if last else (),
         loss=program.loss if last else None,
         batch_inputs=specifications,
-        whole_inputs=tuple(i.name for i in program.of_kind("input") if i.batch_dim < 0),
+        whole_inputs=frozenset(i.name for i in program.of_kind("input") if i.batch_dim < 0),
     )
 
 

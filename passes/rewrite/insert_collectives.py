@@ -99,7 +99,7 @@ def _move(
     if not edge.op:
         return source
     if (source, wanted) not in made:
-        values = {"d": have.dim, "D": wanted.dim, "n": ranks, "g": "tp"}
+        values: dict[str, Any] = {"d": have.dim, "D": wanted.dim, "n": ranks, "g": "tp"}
         args = (source, *(values[c] for c in _SIGNATURES[edge.op]))
         target = getattr(torch.ops.autopar, edge.op).default
         with graph.inserting_before(before):

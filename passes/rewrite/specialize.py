@@ -54,7 +54,8 @@ def cut(
             continue
         args, kwargs = fx.map_arg((source.args, source.kwargs), convert)
         args, kwargs = torch.utils._pytree.tree_map(bindings.size, (args, kwargs))
-        node = graph.call_function(source.target, tuple(args), dict(kwargs))
+        target: Any = source.target
+        node = graph.call_function(target, tuple(args), dict(kwargs))
         node.name = source.name
         node.meta = _kept(source)
         run_on_meta(node)

@@ -8,7 +8,7 @@ from autopar.api import search_program
 from autopar.cluster import Cluster
 from autopar.passes.capture import capture
 from autopar.plan_document import Plan
-from autopar.verification import build_real
+from autopar.workflow.verification import build_real
 
 
 def search_plans(model: str, ranks: int, pins: list[str], global_batch: int = 8) -> list[Plan]:

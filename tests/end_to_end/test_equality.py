@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autopar.runtime.launch import spawn
-from autopar.verification import Case, Verdict, verify_plans
+from autopar.workflow.verification import Case, Verdict, verify_plans
 from tests.end_to_end.plans import search_plans
 
 MODELS = Path(__file__).parent / "models.py"

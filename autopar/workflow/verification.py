@@ -185,9 +185,17 @@ def reference_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Te
 def _train(
     verdict: Verdict | None, program: Any, reference: nn.Module | None, batch: dict[str, torch.Tensor], steps: int
 ) -> None:
-    """AdamW on both; the same batch each step (the first step's gradients are there already)."""
-    optimizer = torch.optim.AdamW(program.parameters(), lr=1e-3)
-    twin = torch.optim.AdamW(reference.parameters(), lr=1e-3) if reference is not None else None
+    """AdamW on both; the same batch each step (the first step's gradients are there already).
+
+    `eps` is above the rounding of gradients: AdamW would blow up the noise of a gradient that is
+    exactly zero in theory (that of a key bias) to steps of full length.
+    """
+
+    def adamw(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=1e-3, eps=1e-6)
+
+    optimizer = adamw(program.parameters())
+    twin = adamw(reference.parameters()) if reference is not None else None
     for _ in range(steps):
         optimizer.step()
         optimizer.zero_grad()
