@@ -1,13 +1,13 @@
 """`plan` and `compile`: the whole road on one page.
 
-    model ── capture ──> Program ── front passes ──> prices ── search ──> Plan
-          ── back passes ──> one program per stage ── runtime ──> step(batch)
+model ── capture ──> Program ── front passes ──> prices ── search ──> Plan
+      ── back passes ──> one program per stage ── runtime ──> step(batch)
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,30 +15,30 @@ import torch
 from torch import nn
 
 from autopar.cluster import Cluster
-from autopar.errors import PlanError, UsageError
+from autopar.errors import UsageError
 from autopar.mesh import Mesh
-from autopar.workflow.outcome import Outcome, build_plan
 from autopar.parts import Parts
-from autopar.plan_check import check_plan
-from autopar.plan_document import Plan
-from autopar.workflow.model_costs import ModelCosts, prepare
-from autopar.program import Program
-from autopar.units import parse_bytes
 from autopar.passes.capture import Inputs, capture
 from autopar.passes.pass_manager import run_passes
 from autopar.passes.pipeline import back_pipeline
 from autopar.passes.rewrite.place_on_device import place_on_device
 from autopar.passes.verify import verify
+from autopar.plan_check import check_plan
+from autopar.plan_document import Plan
+from autopar.program import Program
 from autopar.search.best_first import Progress
 from autopar.search.enumerate import search
 from autopar.search.infeasible import explain_infeasible, infeasible_error
 from autopar.search.options import Pins, SearchOptions, parse_pins
+from autopar.units import parse_bytes
+from autopar.workflow.model_costs import ModelCosts, prepare
+from autopar.workflow.outcome import Outcome, build_plan
+from autopar.workflow.world import decide_on_first_rank, world_cluster, world_size
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from autopar.runtime.program import DistributedProgram
-    from autopar.runtime.ranks import Ranks
 
 COMPUTE = {"fp32": torch.float32, "bf16-mixed": torch.bfloat16, "bf16": torch.bfloat16}
 
@@ -63,13 +63,22 @@ def plan(
     `global_batch_size`: samples of one optimizer step over all ranks. `memory_limit`: bytes per
     rank for the five memory terms (or a text such as "70GiB"). `pins`: decisions to keep, as
     "tp=8,zero=1". `precision`: fp32, bf16-mixed or bf16 (default: that of the parameters).
-    `sequence`: plan for another length of dim 1 than the example's. `name`: of the model, in the plan.
+    `sequence`: plan for another length of dim 1 than the example's. `name`: of the model, in the
+    plan.
     Raises `InfeasibleError` when nothing fits, `CaptureError` or `UsageError` for bad input.
     """
     outcome = search_plan(
-        model, cluster, example_inputs=example_inputs, global_batch_size=global_batch_size,
-        memory_limit=memory_limit, pins=pins, precision=precision, optimizer=optimizer,
-        sequence=sequence, time_limit=time_limit, name=name,
+        model,
+        cluster,
+        example_inputs=example_inputs,
+        global_batch_size=global_batch_size,
+        memory_limit=memory_limit,
+        pins=pins,
+        precision=precision,
+        optimizer=optimizer,
+        sequence=sequence,
+        time_limit=time_limit,
+        name=name,
     )
     if outcome.plan is None:
         raise infeasible_error(outcome.result)
@@ -91,7 +100,8 @@ def search_plan(
     name: str = "",
     progress: Callable[[Progress], None] | None = None,
 ) -> Outcome:
-    """`plan` with everything the search knows; an impossible request is an outcome, not an error."""
+    """`plan` with everything the search knows; an impossible request is an outcome, not an
+    error."""
     cluster = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     precision = precision or default_precision(model)
 
@@ -101,9 +111,18 @@ def search_plan(
     start = time.perf_counter()
     program = captured(precision)
     return search_program(
-        program, cluster, global_batch_size=global_batch_size, memory_limit=memory_limit, pins=pins,
-        precision=precision, optimizer=optimizer, sequence=sequence, time_limit=time_limit,
-        progress=progress, capture_seconds=time.perf_counter() - start, recapture=captured,
+        program,
+        cluster,
+        global_batch_size=global_batch_size,
+        memory_limit=memory_limit,
+        pins=pins,
+        precision=precision,
+        optimizer=optimizer,
+        sequence=sequence,
+        time_limit=time_limit,
+        progress=progress,
+        capture_seconds=time.perf_counter() - start,
+        recapture=captured,
     )
 
 
@@ -156,12 +175,22 @@ def search_program(
     whole = costs.chains(1, result.choice.microbatch)[0]
     flops = sum(b.flops for b in whole.blocks) / result.choice.microbatch
     found = build_plan(
-        program, cluster, result, sizes, global_batch_size, costs.blocks.kinds, flops, seconds, costs.all_notes()
+        program,
+        cluster,
+        result,
+        sizes,
+        global_batch_size,
+        costs.blocks.kinds,
+        flops,
+        seconds,
+        costs.all_notes(),
     )
     return Outcome(found, result, program, seconds)
 
 
-def model_costs(program: Program, cluster: Cluster, sizes: dict[str, int], pins: Pins) -> ModelCosts:
+def model_costs(
+    program: Program, cluster: Cluster, sizes: dict[str, int], pins: Pins
+) -> ModelCosts:
     """Prices of a prepared program under the pins that concern placements."""
     split = pins.weights == "split"
     return ModelCosts(program, cluster, sizes, boundary=pins.boundary, split_weights=split)
@@ -183,9 +212,12 @@ def compile(  # noqa: A001 - the name users look for
 ) -> DistributedProgram:
     """The distributed program of this rank; the same call on every rank, under torchrun.
 
-    `mesh`: a `Cluster`, a `DeviceMesh` (its named dims pp, dp, tp pin those degrees), or None to read the
-    ranks from torchrun. `plan`: a plan or plan file; without one, rank 0 searches and all ranks get its plan.
-    `timeout_seconds` bounds every wait for another rank. `seed`: of the weights of a model on the meta device.
+    `mesh`: a `Cluster`, a `DeviceMesh` (its named dims pp, dp, tp pin those degrees), or None to
+    read the
+    ranks from torchrun. `plan`: a plan or plan file; without one, rank 0 searches and all ranks
+    get its plan.
+    `timeout_seconds` bounds every wait for another rank. `seed`: of the weights of a model on the
+    meta device.
     The model is not changed; only this rank's shards of it are materialised.
     """
     from autopar.runtime.ranks import Ranks
@@ -198,15 +230,25 @@ def compile(  # noqa: A001 - the name users look for
             return plan if isinstance(plan, Plan) else Plan.load(plan)
         cluster, pinned = world_cluster(mesh, world.mesh.size, world.device.type, pins)
         found: Plan = globals()["plan"](
-            model, cluster, example_inputs=example_inputs, global_batch_size=global_batch_size,
-            memory_limit=memory_limit, pins=pinned, precision=precision, optimizer=optimizer,
+            model,
+            cluster,
+            example_inputs=example_inputs,
+            global_batch_size=global_batch_size,
+            memory_limit=memory_limit,
+            pins=pinned,
+            precision=precision,
+            optimizer=optimizer,
         )
         return found
 
     decided = decide_on_first_rank(world, decide)
     return build(
-        model, decided, global_batch_size,
-        lambda: prepared(model, example_inputs, decided), timeout_seconds=timeout_seconds, seed=seed,
+        model,
+        decided,
+        global_batch_size,
+        lambda: prepared(model, example_inputs, decided),
+        timeout_seconds=timeout_seconds,
+        seed=seed,
     )
 
 
@@ -225,7 +267,8 @@ def build(
     timeout_seconds: float = 300.0,
     seed: int = 0,
 ) -> DistributedProgram:
-    """The second half of `compile`: rewrite for the plan, agree with all ranks, make this rank's part."""
+    """The second half of `compile`: rewrite for the plan, agree with all ranks, make this rank's
+    part."""
     from autopar.runtime.program import DistributedProgram
     from autopar.runtime.ranks import Ranks, agree, together
 
@@ -242,31 +285,6 @@ def build(
     stage = parts.stages[ranks.index("pp")]
     place_on_device(stage, ranks.device, ranks.group("tp").group_name)
     return DistributedProgram(lambda _: stage, plan, ranks, model, seed=seed)
-
-
-def world_size() -> int:
-    """Ranks that torchrun, or an initialised process group, says there are."""
-    import os
-
-    import torch.distributed as dist
-
-    return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def decide_on_first_rank(ranks: Ranks, decide: Callable[[], Plan]) -> Plan:
-    """The plan that rank 0 makes, on every rank; its error, on every rank, if it has none."""
-    import torch.distributed as dist
-
-    box: list[Any] = [None]
-    if ranks.rank == 0:
-        try:
-            box = [decide().to_dict()]
-        except Exception as error:
-            box = [error]
-    dist.broadcast_object_list(box, src=0, group=ranks.control)
-    if isinstance(box[0], Exception):
-        raise box[0]
-    return Plan.from_dict(box[0])
 
 
 def rewrite_for(program: Program, plan: Plan) -> Parts:
@@ -298,64 +316,15 @@ def default_precision(model: nn.Module) -> str:
     most = max(counts, key=lambda k: counts[k], default=torch.float32)
     if most not in (torch.float32, torch.bfloat16):
         raise UsageError(
-            f"parameters are {most}", next_step="use float32 or bfloat16 parameters, or give precision="
+            f"parameters are {most}",
+            next_step="use float32 or bfloat16 parameters, or give precision=",
         )
     return "bf16" if most is torch.bfloat16 else "fp32"
 
 
-def world_cluster(
-    mesh: Cluster | DeviceMesh | str | None, size: int, device_type: str, pins: str | Pins
-) -> tuple[Cluster, Pins]:
-    """The cluster that `compile` plans for, and the pins with a DeviceMesh's degrees added."""
-    from dataclasses import replace
-
-    pinned = parse_pins(pins) if isinstance(pins, str) else pins
-    if isinstance(mesh, str):
-        mesh = Cluster.parse(mesh)
-    if isinstance(mesh, Cluster):
-        if mesh.size != size:
-            raise PlanError(
-                f"the cluster {mesh.name} has {mesh.size} ranks, torchrun started {size}",
-                next_step=f"start {mesh.size} ranks, or give a cluster of {size}",
-            )
-        return mesh, pinned
-    if mesh is not None:
-        names = mesh.mesh_dim_names or ()
-        degrees: Mapping[str, int] = {n: mesh.size(i) for i, n in enumerate(names)}
-        unknown = sorted(set(degrees) - {"pp", "dp", "tp"})
-        if unknown or not names:
-            raise UsageError(
-                f"DeviceMesh dims are {names or 'unnamed'}",
-                next_step="name its dims pp, dp and tp (any of them): they pin those degrees",
-            )
-        pinned = replace(
-            pinned, pp=degrees.get("pp", 1), dp=degrees.get("dp", 1), tp=degrees.get("tp", 1)
-        )
-    return local_cluster(size, device_type), pinned
-
-
-def local_cluster(size: int, device_type: str) -> Cluster:
-    """A cluster description of the ranks that torchrun started."""
-    import os
-
-    if device_type != "cuda":
-        return Cluster.parse(f"cpu:{size}")
-    name = torch.cuda.get_device_name().lower()
-    known = ("h200", "h100", "b200", "a100")
-    device = next((k for k in known if k in name), None)
-    if device is None:
-        raise UsageError(
-            f"no built-in data for the device {name!r}",
-            next_step="pass mesh=Cluster.parse('cluster.toml') with its figures",
-        )
-    if device == "a100":
-        large = torch.cuda.get_device_properties(0).total_memory > 50 * 2**30
-        device = "a100-80" if large else "a100-40"
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    return Cluster.parse(f"{device}:{size // local}x{local}")
-
-
-def launch(function: Callable[..., Any], nproc: int, *args: Any, timeout_seconds: float = 600.0) -> list[Any]:
+def launch(
+    function: Callable[..., Any], nproc: int, *args: Any, timeout_seconds: float = 600.0
+) -> list[Any]:
     """Run `function(*args)` on `nproc` local ranks and return their results in rank order.
 
     A rank that fails or dies ends all of them within seconds, as one error.

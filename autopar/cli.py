@@ -1,4 +1,5 @@
-"""The command line. Every command is thin: what it does is in `autopar.commands`, loaded when it is used."""
+"""The command line. Every command is thin: what it does is in `autopar.commands`, loaded when it
+is used."""
 
 from __future__ import annotations
 
@@ -20,19 +21,26 @@ app = typer.Typer(
 )
 
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="zoo:NAME, hf:PATH (config.json or its folder), or file.py:function")
+    str,
+    typer.Argument(
+        metavar="MODEL", help="zoo:NAME, hf:PATH (config.json or its folder), or file.py:function"
+    ),
 ]
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="a plan file")]
 PinOption = Annotated[
     list[str] | None,
-    typer.Option("--pin", help="decisions to keep, e.g. tp=8,pp=4,zero=1,microbatch=1,recompute=full"),
+    typer.Option(
+        "--pin", help="decisions to keep, e.g. tp=8,pp=4,zero=1,microbatch=1,recompute=full"
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON document")]
 MemoryOption = Annotated[
-    str | None, typer.Option("--memory-limit", help="per rank, for the five memory terms, e.g. 70GiB")
+    str | None,
+    typer.Option("--memory-limit", help="per rank, for the five memory terms, e.g. 70GiB"),
 ]
 PrecisionOption = Annotated[
-    str | None, typer.Option(help="fp32, bf16-mixed or bf16 (default: bf16-mixed on GPUs, fp32 on CPUs)")
+    str | None,
+    typer.Option(help="fp32, bf16-mixed or bf16 (default: bf16-mixed on GPUs, fp32 on CPUs)"),
 ]
 OptimizerOption = Annotated[str, typer.Option(help="adamw, sgd or sgd-momentum: how many states")]
 
@@ -42,21 +50,36 @@ def plan(
     model: ModelArgument,
     cluster: Annotated[str, typer.Option(help="DEVICE:NODESxGPUS, cpu:N, or a TOML file")],
     global_batch: Annotated[int, typer.Option("--global-batch", help="samples per optimizer step")],
-    seq: Annotated[int | None, typer.Option("--seq", help="sequence length (default: the model's, at most 2048)")] = None,
+    seq: Annotated[
+        int | None,
+        typer.Option("--seq", help="sequence length (default: the model's, at most 2048)"),
+    ] = None,
     memory_limit: MemoryOption = None,
     pin: PinOption = None,
     precision: PrecisionOption = None,
     optimizer: OptimizerOption = "adamw",
-    time_limit: Annotated[float | None, typer.Option(help="seconds of search; the gap is then stated")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="seconds of search; the gap is then stated")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="write the plan here")] = None,
-    report: Annotated[Path | None, typer.Option(help="write a self-contained HTML page here")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="write a self-contained HTML page here")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Find the fastest plan that fits, with its proof."""
     from autopar.commands.plan import PlanRequest, plan_command
 
     request = PlanRequest(
-        model, cluster, global_batch, seq, memory_limit, ",".join(pin or []), precision, optimizer, time_limit
+        model,
+        cluster,
+        global_batch,
+        seq,
+        memory_limit,
+        ",".join(pin or []),
+        precision,
+        optimizer,
+        time_limit,
     )
     raise typer.Exit(plan_command(request, out, report, as_json=json))
 
@@ -107,7 +130,8 @@ def verify(
     timeout: Annotated[float, typer.Option(help="seconds for the whole run")] = 300.0,
     json: JsonOption = False,
 ) -> None:
-    """Run the program on local ranks and compare loss and every gradient with one device. Exit 0 only if equal."""
+    """Run the program on local ranks and compare loss and every gradient with one device. Exit 0
+    only if equal."""
     from autopar.commands.verify import VerifyRequest, verify_command
 
     request = VerifyRequest(
@@ -130,8 +154,12 @@ def run(
 
 @app.command()
 def passes(
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="print graphs of this model")] = None,
-    dump_after: Annotated[list[str] | None, typer.Option(help="print the graph after this pass")] = None,
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="print graphs of this model")
+    ] = None,
+    dump_after: Annotated[
+        list[str] | None, typer.Option(help="print the graph after this pass")
+    ] = None,
     plan: Annotated[Path | None, typer.Option(help="rewrite for this plan")] = None,
     cluster: Annotated[str, typer.Option()] = "cpu:1",
     global_batch: Annotated[int | None, typer.Option("--global-batch")] = None,
@@ -142,7 +170,9 @@ def passes(
     from autopar.commands.passes import passes_command
 
     raise typer.Exit(
-        passes_command(model, dump_after or [], plan, cluster, global_batch, ",".join(pin or []), seq)
+        passes_command(
+            model, dump_after or [], plan, cluster, global_batch, ",".join(pin or []), seq
+        )
     )
 
 

@@ -9,7 +9,8 @@ from autopar.placement import Placement
 
 @dataclass(slots=True)
 class Choice:
-    """One strategy of one op: placement of each operand and of the result, seconds, saved operands."""
+    """One strategy of one op: placement of each operand and of the result, seconds, saved
+    operands."""
 
     name: str
     operands: tuple[Placement, ...]
@@ -31,10 +32,13 @@ class OpNode:
 
 @dataclass(slots=True)
 class Problem:
-    """`moves[value][(p, q)]`: seconds of that reshard (absent: illegal). `sizes[value][p]`: local bytes.
+    """`moves[value][(p, q)]`: seconds of that reshard (absent: illegal). `sizes[value][p]`: local
+    bytes.
 
-    Sources (parameters, inputs) are ops without reads. `stored`: for parameters, bytes of parameter,
-    gradient and optimizer state per local byte. `sinks`: value -> placement it is handed out in. `roots`: view -> the value whose memory it shares.
+    Sources (parameters, inputs) are ops without reads. `stored`: for parameters, bytes of
+    parameter,
+    gradient and optimizer state per local byte. `sinks`: value -> placement it is handed out in.
+    `roots`: view -> the value whose memory it shares.
     """
 
     ops: list[OpNode] = field(default_factory=list)

@@ -23,8 +23,8 @@ def check_plan(plan: Plan, program: Program, global_batch_size: int | None = Non
     product = plan.mesh.dp * plan.microbatch * plan.microbatches
     if product != plan.global_batch:
         raise PlanError(
-            f"dp {plan.mesh.dp} x microbatch {plan.microbatch} x microbatches {plan.microbatches} = "
-            f"{product}, but the global batch is {plan.global_batch}",
+            f"dp {plan.mesh.dp} x microbatch {plan.microbatch} x microbatches "
+            f"{plan.microbatches} = {product}, but the global batch is {plan.global_batch}",
             next_step="edit one of the four so that the product fits",
         )
     if plan.sizes.get("batch") != plan.microbatch:

@@ -35,7 +35,8 @@ class Plan:
     `placements[block][op]` names the strategy of an op on the tp axis (for example
     `"shard n"`, `"replicate"`); `block` is the first block of each distinct kind, and holds for all
     blocks of that kind (`kinds` lists them). `boundary` is the placement of the values that pass
-    from block to block. `sizes` are the dims the program was planned for (batch is the micro-batch).
+    from block to block. `sizes` are the dims the program was planned for (batch is the
+    micro-batch).
     """
 
     model: str
@@ -112,7 +113,9 @@ class Plan:
             )
         d = dict(document)
         try:
-            mesh = {k: _whole(f"mesh.{k}", v) for k, v in d["mesh"].items() if k not in ("cp", "ep")}
+            mesh = {
+                k: _whole(f"mesh.{k}", v) for k, v in d["mesh"].items() if k not in ("cp", "ep")
+            }
             d["mesh"] = Mesh(**mesh)
             d["stages"] = tuple(
                 StagePlan(tuple(s["blocks"]), tuple(s["recompute"])) for s in d["stages"]
@@ -123,7 +126,8 @@ class Plan:
             d["notes"] = tuple(d.get("notes", ()))
         except (TypeError, AttributeError, KeyError, ValueError) as error:
             raise PlanError(
-                f"malformed plan: {error!r}", next_step="compare with a plan from `autopar plan --out`"
+                f"malformed plan: {error!r}",
+                next_step="compare with a plan from `autopar plan --out`",
             ) from error
         for name in ("global_batch", "microbatch", "microbatches"):
             d[name] = _whole(name, d[name])

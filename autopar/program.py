@@ -15,8 +15,8 @@ from torch import fx
 class GraphInput:
     """One placeholder: `kind` is parameter, buffer, constant or input; `target` its name outside.
 
-    For an input, `batch_dim` is 0 when the tensor is split into micro-batches along dim 0 and -1 when
-    every micro-batch sees it whole.
+    For an input, `batch_dim` is 0 when the tensor is split into micro-batches along dim 0 and -1
+    when every micro-batch sees it whole.
     """
 
     name: str
@@ -51,7 +51,8 @@ class Program:
 
     `symbols` maps `batch`/`sequence` to the symbol of the graph's shapes (absent when static);
     `sizes` holds the sizes the shapes are bound to (from the example, or from the plan).
-    `parameters` maps each fully qualified name to (shape, dtype as stored, trainable); tied names are aliases.
+    `parameters` maps each fully qualified name to (shape, dtype as stored, trainable); tied names
+    are aliases.
     """
 
     name: str
@@ -79,7 +80,7 @@ class Program:
         return tuple(i for i in self.inputs if i.kind == kind)
 
     def fingerprint(self) -> str:
-        """Digest of structure, shapes, parameter names and what is trained; equal programs have equal fingerprints."""
+        """Digest of structure, shapes, names and what is trained; equal for equal programs."""
         digest = hashlib.sha256()
         for item in self.inputs:
             digest.update(f"{item.kind} {item.target}\n".encode())
@@ -88,7 +89,9 @@ class Program:
         for index, node in enumerate(self.graph.nodes):
             order[node] = index
             args = fx.map_arg((node.args, node.kwargs), lambda n: order[n])
-            digest.update(f"{node.op} {node.target if node.op == 'call_function' else ''} ".encode())
+            digest.update(
+                f"{node.op} {node.target if node.op == 'call_function' else ''} ".encode()
+            )
             trained = bool(node.meta.get("requires_grad"))
             digest.update(f"{args} {trained} {_shape_text(node, symbols)}\n".encode())
         return digest.hexdigest()[:16]

@@ -64,11 +64,13 @@ class BlockProgram:
 class StageProgram:
     """All that one pipeline stage executes for one micro-batch.
 
-    `shared` (may be None) maps (buffers, batch inputs) to the parameter-free values that blocks read
+    `shared` (may be None) maps (buffers, batch inputs) to the parameter-free values that blocks
+    read
     (rotary tables, masks); `shared_buffers`, `shared_inputs`, `shared_outputs` name its signature.
     `count` (last stage only, may be None) maps the batch inputs `count_inputs` to the number of
     target tokens of that batch as a 0-dim tensor; `loss` is then a mean over those tokens.
-    `batch_inputs` are split into micro-batches along dim 0 (their shapes are one micro-batch's), except
+    `batch_inputs` are split into micro-batches along dim 0 (their shapes are one micro-batch's),
+    except
     those named in `whole_inputs`, which every micro-batch sees whole.
     """
 

@@ -19,14 +19,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "examples"))
 # The model and its data are the demo's.
-from demo import BATCH, RANKS, build_model, example  # noqa: E402
-from results import write_section  # noqa: E402
-
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 import autopar  # noqa: E402
 from autopar.report.text import headline  # noqa: E402
+from demo import BATCH, RANKS, build_model, example  # noqa: E402
+from results import write_section  # noqa: E402
 
 PINS = (
     "dp=4,zero=0",
@@ -68,9 +66,7 @@ class LiveBytes(TorchDispatchMode):
         # Summed anew each time: FSDP resizes storages in place.
         return sum(s.nbytes() for r in list(self._alive.values()) if (s := r()) is not None)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self.add(tree_leaves(result))
         self.peak = max(self.peak, self.bytes())
@@ -137,8 +133,9 @@ def main() -> int:
         "Memory: predicted and alive",
         [
             f"Made by `benchmarks/memory.py`: the demo's Llama on {RANKS} gloo ranks, global batch",
-            f"{BATCH}, float32, AdamW. MiB per rank at the fullest moment of a whole training step,",
-            "one figure per stage. Positive errors are predictions above what was alive.",
+            f"{BATCH}, float32, AdamW. MiB per rank at the fullest moment of a training step and its",
+            "optimizer step, one figure per stage. A positive error is a prediction above what was",
+            "alive; `alive` misses temporaries inside one op or collective.",
             "",
             "| plan | predicted | alive | error |",
             "| --- | --- | --- | --- |",

@@ -66,11 +66,11 @@ CASES = (
     Case("llama3-70b", "h100:8x8", target_seconds=120, target_bytes=8 * GIB),
     Case("llama3-405b", "h100:128x8", target_seconds=120, target_bytes=8 * GIB),
 )
-# Measured by us with torch 2.13 and the AutoParallel of the same month on the same kind of machine.
+# Source: its own run on a 2-core machine of the kind that made this table.
 PEER = (
-    "To compare: PyTorch AutoParallel takes 230 to 415 s and 4.4 GB for the first line, measured on "
-    "the same\nkind of 2-core machine, for a smaller search space: no pipeline, no choice of ZeRO "
-    "level or recomputation."
+    "To compare: PyTorch AutoParallel takes 230 to 415 s and 4.4 GB for the first line, measured\n"
+    "on the same kind of 2-core machine, for a smaller search space: no pipeline, no choice of\n"
+    "ZeRO level or recomputation."
 )
 
 

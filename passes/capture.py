@@ -1,4 +1,4 @@
-"""nn.Module + example inputs -> Program, by torch.export on the meta device: nothing is allocated."""
+"""nn.Module + example inputs -> Program, by torch.export on meta: nothing is allocated."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def capture(
 ) -> Program:
     """Capture the forward of `model` in its present mode as one graph that ends in a scalar loss.
 
-    `example_inputs`: keyword inputs as a mapping, or positional ones as a sequence; tensors that share
-    the size of dim 0 form the batch. `dtype`: compute dtype of the floating parameters (buffers keep
-    theirs). Batch and sequence become symbols where torch.export allows, and are static otherwise.
+    `example_inputs`: keyword inputs as a mapping, or positional ones as a sequence; tensors that
+    share the size of dim 0 form the batch. `dtype`: compute dtype of the floating parameters
+    (buffers keep theirs). Batch and sequence become symbols where torch.export allows.
     Raises `CaptureError` naming the module, the user's line and what to do.
     """
     args, kwargs = split_inputs(example_inputs)
@@ -87,7 +87,7 @@ def meta_twin(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     except Exception as error:
         raise CaptureError(
             f"{type(model).__name__} can't be copied: {error}",
-            next_step="remove what copy.deepcopy refuses (locks, open files, hooks) from the module",
+            next_step="remove what copy.deepcopy refuses (locks, files, hooks) from the module",
         ) from error
 
 
@@ -127,7 +127,9 @@ def _dynamic_candidates(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
 
 def batch_size(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """Size of dim 0 that the tensors share; the first tensor's when they differ."""
-    sizes = [v.shape[0] for v in [*args, *kwargs.values()] if isinstance(v, torch.Tensor) and v.dim()]
+    sizes = [
+        v.shape[0] for v in [*args, *kwargs.values()] if isinstance(v, torch.Tensor) and v.dim()
+    ]
     if not sizes:
         raise CaptureError(
             "no tensor among the example inputs", next_step="give at least one batched tensor"
@@ -245,21 +247,22 @@ def _constant(exported: ExportedProgram, target: str) -> torch.Tensor:
     value = exported.constants.get(target)
     if target.startswith("lifted_tensor") and (value is None or value.is_meta):
         raise CaptureError(
-            "the forward makes a tensor from Python numbers (torch.tensor), whose values are lost on meta",
+            "the forward makes a tensor from Python numbers (torch.tensor), lost on meta",
             next_step="make it in __init__ and register it with register_buffer, or use torch.full",
         )
     if not isinstance(value, torch.Tensor) or value.is_meta:
         raise CaptureError(
-            f"the forward reads the tensor attribute {target!r}, which is neither a parameter nor a buffer",
+            f"the forward reads the tensor attribute {target!r}, "
+            "which is neither a parameter nor a buffer",
             next_step="register it with register_buffer",
         )
     return value
 
 
 def _refuse_mutation(graph: fx.Graph, inputs: Sequence[GraphInput]) -> None:
-    """No state changes in the forward, and no value with gradient through a second name for its memory.
+    """No write into state, or into a value with gradient whose memory has a second reader.
 
-    The rewrites give a rank its own copy of a value: a write into one copy would not reach the others.
+    The rewrites give a rank its own copy of a value: a write into one would not reach the others.
     """
     outside = {i.name: i.target for i in inputs}
     order = {n: i for i, n in enumerate(graph.nodes)}
@@ -270,12 +273,13 @@ def _refuse_mutation(graph: fx.Graph, inputs: Sequence[GraphInput]) -> None:
             if root.name in outside:
                 raise CaptureError(
                     f"the forward changes {outside[root.name]!r} in place ({user_line(node)})",
-                    next_step="freeze it (for batch norm: eval() that layer) or compute it outside the model",
+                    next_step="freeze it (for batch norm: eval() that layer) "
+                    "or compute it outside the model",
                 )
             if node.meta["requires_grad"] and read_later(node, changed, roots, order):
                 raise CaptureError(
-                    f"the forward writes into {changed.name!r} in place and reads the same memory later "
-                    f"under another name ({user_line(node)})",
+                    f"the forward writes into {changed.name!r} in place and reads the same memory "
+                    f"later under another name ({user_line(node)})",
                     next_step="use the form of that operation that returns a new tensor",
                 )
 
@@ -290,7 +294,7 @@ def _loss_output(exported: ExportedProgram) -> str:
             return str(spec.arg.name)
     raise CaptureError(
         "no output of the model is a scalar loss",
-        next_step="pass labels in example_inputs, or wrap the model in a module that returns the loss",
+        next_step="pass labels in example_inputs, or wrap the model in one that returns the loss",
     )
 
 
@@ -301,7 +305,9 @@ def _symbols(
     batched = {i.name for i in inputs if i.kind == "input" and i.batch_dim == 0}
     symbols: dict[str, Any] = {}
     sizes: dict[str, int] = {"batch": batch_size(args, kwargs)}
-    leaves = [v for v in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+    leaves = [
+        v for v in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)
+    ]
     lengths = {v.shape[1] for v in leaves if v.dim() >= 2 and v.shape[0] == sizes["batch"]}
     if len(lengths) == 1:
         sizes["sequence"] = int(next(iter(lengths)))

@@ -35,7 +35,7 @@ def run_passes(
     verify: Callable[[Parts, str], None] | None = None,
     dump_after: Sequence[str] = (),
 ) -> tuple[Parts, PassReport]:
-    """Run all passes; `verify` is called after each. Failures come back as `PassError` naming the pass."""
+    """Run all passes, `verify` after each. Failures come back as `PassError` naming the pass."""
     report = PassReport()
     for step in passes:
         start = time.perf_counter()

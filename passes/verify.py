@@ -3,9 +3,9 @@
 - a graph is well formed, and every placed value has the local shape that its placement says;
 - every op reads each operand in the placement its strategy asks for;
 - no partial sum leaves a block, and values with gradient leave it in the boundary placement;
-- tensor-parallel collectives are the same ops in the same order on all ranks: one graph serves them all,
+- tensor-parallel collectives are the same ops in the same order on all ranks: one graph serves all,
   so it is enough that nothing in it depends on the rank;
-- every value that a stage reads is made before it, received, or shared; what is sent is what is received.
+- every value that a stage reads is made before it, received, or shared; sent is what is received.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def _check_operands(node: fx.Node, kind: str, after: str) -> None:
         given, made = source.meta["placement"], node.meta["placement"]
         expected = node.meta["source_placement"]
         if given != expected:
-            _fail(after, f"block {kind}: {node.name} reads {source.name} as {expected}, it is {given}")
+            _fail(
+                after, f"block {kind}: {node.name} reads {source.name} as {expected}, it is {given}"
+            )
         if reshard(given, made, requires_grad=bool(source.meta.get("requires_grad"))) != edge:
             _fail(after, f"block {kind}: {node.name} does not turn {given} into {made}")
     strategy = node.meta.get("strategy")

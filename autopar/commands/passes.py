@@ -23,10 +23,14 @@ def passes_command(
     names = [p.name for p in (*front, *back)]
     unknown = [n for n in dump_after if n not in (*names, "capture")]
     if unknown:
-        raise UsageError(f"no pass {unknown[0]!r}", next_step=f"passes are capture, {', '.join(names)}")
+        raise UsageError(
+            f"no pass {unknown[0]!r}", next_step=f"passes are capture, {', '.join(names)}"
+        )
     if model is None:
         if dump_after:
-            raise UsageError("--dump-after needs a MODEL", next_step="autopar passes MODEL --dump-after NAME")
+            raise UsageError(
+                "--dump-after needs a MODEL", next_step="autopar passes MODEL --dump-after NAME"
+            )
         _list(front, back)
         return 0
     _dump(model, dump_after or [names[-1]], plan, cluster, global_batch, pins, sequence)
@@ -60,7 +64,6 @@ def _dump(
 ) -> None:
     import autopar.runtime.collectives  # noqa: F401 - registers the ops that the passes insert
     from autopar.api import COMPUTE
-    from autopar.plan_check import check_plan
     from autopar.commands.plan import PlanRequest, find_plan
     from autopar.models import resolve_model
     from autopar.parts import Parts
@@ -68,6 +71,7 @@ def _dump(
     from autopar.passes.pass_manager import run_passes
     from autopar.passes.pipeline import back_pipeline, front_pipeline
     from autopar.passes.verify import verify
+    from autopar.plan_check import check_plan
     from autopar.plan_document import Plan
     from autopar.search.infeasible import infeasible_error
 

@@ -11,11 +11,11 @@ from autopar.api import COMPUTE, rewrite_for, search_plan
 from autopar.cluster import Cluster
 from autopar.errors import UsageError
 from autopar.models import resolve_model
-from autopar.workflow.outcome import Outcome
 from autopar.plan_check import check_plan
-from autopar.workflow.pictures import block_pictures
 from autopar.search.best_first import Progress
 from autopar.search.infeasible import infeasible_error
+from autopar.workflow.outcome import Outcome
+from autopar.workflow.pictures import block_pictures
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ def take_precision(pins: str, precision: str | None) -> tuple[str, str | None]:
         if name.strip() == "precision":
             if precision not in (None, value.strip()):
                 raise UsageError(
-                    f"precision is given twice: {precision} and {value}", next_step="keep one of them"
+                    f"precision is given twice: {precision} and {value}",
+                    next_step="keep one of them",
                 )
             precision = value.strip()
         else:
@@ -88,11 +89,15 @@ def _show_progress(state: Progress) -> None:
         print(
             f"\rsearch: {state.explored} explored, {state.waiting} waiting, best {best}, "
             f"bound {state.bound_seconds:.4g} s ",
-            end="", file=sys.stderr, flush=True,
+            end="",
+            file=sys.stderr,
+            flush=True,
         )
 
 
-def plan_command(request: PlanRequest, out: Path | None, report: Path | None, *, as_json: bool) -> int:
+def plan_command(
+    request: PlanRequest, out: Path | None, report: Path | None, *, as_json: bool
+) -> int:
     """Print a plan; returns the exit code (5 when nothing fits)."""
     outcome, cluster = find_plan(request, quiet=as_json)
     if sys.stderr.isatty() and not as_json:
@@ -118,7 +123,8 @@ def _save(outcome: Outcome, out: Path) -> None:
         outcome.plan.save(out)
     except OSError as error:
         raise UsageError(
-            f"can't write the plan {out}: {error.strerror}", next_step="name a file in a writable folder"
+            f"can't write the plan {out}: {error.strerror}",
+            next_step="name a file in a writable folder",
         ) from error
 
 

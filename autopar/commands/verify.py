@@ -50,7 +50,9 @@ def _case(request: VerifyRequest) -> Case:
         raise UsageError(f"--nproc {request.nproc}", next_step="start at least one rank")
     plan = Plan.load(request.plan) if request.plan else None
     if plan is not None and request.pins:
-        raise UsageError("--plan and --pin together", next_step="a plan holds every decision: drop --pin")
+        raise UsageError(
+            "--plan and --pin together", next_step="a plan holds every decision: drop --pin"
+        )
     if plan is not None and plan.mesh.size != request.nproc:
         raise PlanError(
             f"the plan is for {plan.mesh.size} ranks ({plan.mesh}), --nproc is {request.nproc}",
@@ -107,19 +109,25 @@ def _check_size(model: str, sequence: int | None, nproc: int) -> None:
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if need > 0.8 * have:
         raise UsageError(
-            f"verifying {model} on {nproc} ranks needs about {format_bytes(need)}, this machine has "
-            f"{format_bytes(have)}",
-            next_step="verify a smaller configuration of the same architecture (fewer layers, narrower)",
+            f"verifying {model} on {nproc} ranks needs about {format_bytes(need)}, this machine "
+            f"has {format_bytes(have)}",
+            next_step="verify a smaller configuration of the same architecture",
         )
 
 
 def _print(verdict: Verdict) -> None:
     print(f"plan      {verdict.plan}")
-    print(f"loss      {verdict.loss:.8g}   one device {verdict.reference_loss:.8g}   relative error {verdict.loss_error:.2g}")
+    print(
+        f"loss      {verdict.loss:.8g}   one device {verdict.reference_loss:.8g}   "
+        f"relative error {verdict.loss_error:.2g}"
+    )
     order = sorted(verdict.gradients, key=lambda n: -verdict.gradients[n])
     print(f"gradients {len(order)} compared, tolerance {verdict.tolerance:g}; the worst:")
     for name in order[:SHOWN]:
         print(f"  {verdict.gradients[name]:.2e}  {name}")
     if verdict.step_losses:
-        print(f"steps     {len(verdict.step_losses)}, parameters differ by {verdict.parameter_error:.2g}")
+        print(
+            f"steps     {len(verdict.step_losses)}, "
+            f"parameters differ by {verdict.parameter_error:.2g}"
+        )
     print("EQUAL" if verdict.equal else "NOT EQUAL")

@@ -1,15 +1,19 @@
-"""Placement of every op of a block on the tp axis, as an integer program solved by HiGHS (OR-Tools MathOpt).
+"""Placement of every op of a block on the tp axis, as an integer program solved by HiGHS (OR-Tools
+MathOpt).
 
 Sets       ops o with strategies S(o); values v with placements; uses (v, c): op c reads value v
 Variables  choose[o, s]      binary: op o runs with strategy s
-           edge[v, c, p, q]  value v in placement p is read by c as q (continuous; integral at the optimum)
+           edge[v, c, p, q]  value v in placement p is read by c as q (continuous; integral at the
+           optimum)
            move[v, p, q]     the reshard p -> q of v happens; consumers that want the same share it
            keep[v, q]        v is saved for the backward in placement q
 Minimise   sum choose * (forward + backward seconds) + sum move * (collective seconds, both ways)
-           + price * bytes,   bytes = sum keep * local bytes * in_flight + sum stored * local bytes * states
+           + price * bytes,   bytes = sum keep * local bytes * in_flight + sum stored * local bytes
+           * states
 Subject to one strategy per op; edges agree with producer and consumer; move >= edge; keep >= edge.
 
-`price` (seconds per byte) walks the frontier of time and memory: 0 gives the fastest placement (ties go to
+`price` (seconds per byte) walks the frontier of time and memory: 0 gives the fastest placement
+(ties go to
 less memory), larger prices give up time for memory.
 """
 
@@ -36,7 +40,8 @@ class Solution:
     bytes: float
 
 
-# Breaks ties towards less memory: far below any real cost (1 GiB is worth a tenth of a microsecond).
+# Breaks ties towards less memory: far below any real cost (1 GiB is worth a tenth of a
+# microsecond).
 TIE = 1e-16
 
 
@@ -219,9 +224,14 @@ def _memory(problem: Problem, value: str, placement: Placement) -> tuple[str, fl
     return root, problem.sizes[value][placement]
 
 
-def evaluate(problem: Problem, chosen: dict[str, str], *, in_flight: float = 1.0) -> tuple[float, float]:
-    """Seconds and weighted bytes of a given placement, straight from the problem: no solver involved."""
-    picked = {op.name: next(c for c in op.choices if c.name == chosen[op.name]) for op in problem.ops}
+def evaluate(
+    problem: Problem, chosen: dict[str, str], *, in_flight: float = 1.0
+) -> tuple[float, float]:
+    """Seconds and weighted bytes of a given placement, straight from the problem: no solver
+    involved."""
+    picked = {
+        op.name: next(c for c in op.choices if c.name == chosen[op.name]) for op in problem.ops
+    }
     seconds = sum(c.seconds for c in picked.values())
     used = sum(c.saves_bytes for c in picked.values()) * in_flight
     moves: set[tuple[str, Placement, Placement]] = set()
@@ -250,7 +260,9 @@ def brute_force(problem: Problem, *, price: float = 0.0, in_flight: float = 1.0)
     names: Sequence[str] = [op.name for op in problem.ops]
     for combination in itertools.product(*[[c.name for c in op.choices] for op in problem.ops]):
         try:
-            seconds, used = evaluate(problem, dict(zip(names, combination, strict=True)), in_flight=in_flight)
+            seconds, used = evaluate(
+                problem, dict(zip(names, combination, strict=True)), in_flight=in_flight
+            )
         except KeyError:
             continue
         best = min(best, seconds + (price + TIE) * used)

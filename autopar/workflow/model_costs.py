@@ -1,7 +1,9 @@
 """What the search asks about a model: prices of all blocks for a tp degree and micro-batch size.
 
-`ModelCosts` joins the passes and the placement search: for every distinct block it builds the placement
-problem, has it solved, rewrites a copy of the block as the solution says, and prices the rewritten graph.
+`ModelCosts` joins the passes and the placement search: for every distinct block it builds the
+placement
+problem, has it solved, rewrites a copy of the block as the solution says, and prices the rewritten
+graph.
 The two prices must agree: that is asserted for every block.
 """
 
@@ -17,18 +19,25 @@ from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError
 from autopar.op_call import Bindings, types_of
 from autopar.parts import Parts, Slot
-from autopar.placement import Placement, Replicate, Shard
-from autopar.placement_problem import Problem
-from autopar.program import Program, copy_graph
 from autopar.passes.analysis.block_costs import block_cost
 from autopar.passes.analysis.blocks import analyse_blocks
-from autopar.passes.analysis.strategies import Axis, build_problem, candidates, local_call, searched, source_names
+from autopar.passes.analysis.strategies import (
+    Axis,
+    build_problem,
+    candidates,
+    local_call,
+    searched,
+    source_names,
+)
 from autopar.passes.pass_manager import run_passes
 from autopar.passes.pipeline import front_pipeline
 from autopar.passes.rewrite.cut_blocks import cut_block
 from autopar.passes.rewrite.insert_collectives import insert_collectives
 from autopar.passes.rewrite.localize_shapes import localize_shapes
 from autopar.passes.rewrite.place import PARAMETER, place, relative
+from autopar.placement import Placement, Replicate, Shard
+from autopar.placement_problem import Problem
+from autopar.program import Program, copy_graph
 from autopar.search.placements import Model
 
 # Seconds per byte at which memory is traded for time: points of the placement frontier.
@@ -63,8 +72,10 @@ class _GroupModel:
 class ModelCosts:
     """Implements `autopar.block_cost.CostProvider` for a prepared program on a cluster.
 
-    `state_bytes`: bytes of parameter, gradient and optimizer state per byte of parameter: only steers
-    which points of the frontier are tried. `split_weights`: no weight matrix is whole on a tp rank that
+    `state_bytes`: bytes of parameter, gradient and optimizer state per byte of parameter: only
+    steers
+    which points of the frontier are tried. `split_weights`: no weight matrix is whole on a tp rank
+    that
     could hold a slice. Results are kept.
     """
 
@@ -103,7 +114,8 @@ class ModelCosts:
         return degrees
 
     def microbatch_sizes(self, most: int) -> list[int]:
-        """Sizes that the captured program allows: any when the batch is symbolic, else the captured one."""
+        """Sizes that the captured program allows: any when the batch is symbolic, else the
+        captured one."""
         if "batch" in self.program.symbols:
             return list(range(1, most + 1))
         return [self.sizes["batch"]] if self.sizes["batch"] <= most else []
@@ -137,7 +149,9 @@ class ModelCosts:
         """What the search left out, and ops without a rule (they are replicated)."""
         found = [f"op without a sharding rule, replicated: {op}" for op in self.unknown]
         if "batch" not in self.program.symbols:
-            found.append(f"the batch could not be captured as a symbol: microbatch is {self.sizes['batch']}")
+            found.append(
+                f"the batch could not be captured as a symbol: microbatch is {self.sizes['batch']}"
+            )
         return (*found, *self.notes)
 
     def placed_graph(
@@ -185,7 +199,12 @@ class ModelCosts:
     def _splits(self, kind: _Kind, degree: int) -> bool:
         for node in kind.graph.graph.nodes:
             if node.op == "call_function" and getattr(node.target, "_opname", "") in (
-                "linear", "addmm", "mm", "matmul", "bmm", "embedding",
+                "linear",
+                "addmm",
+                "mm",
+                "matmul",
+                "bmm",
+                "embedding",
             ):
                 value = node.args[1 if node.target._opname in ("linear", "embedding") else 0]
                 shape = value.meta["val"].shape if isinstance(value, fx.Node) else ()
@@ -200,14 +219,17 @@ class ModelCosts:
         bindings = Bindings(self.program.symbols, {**self.sizes, "batch": microbatch})
         found = [Replicate]
         crossing = [
-            types_of(n, bindings)[0] for i in range(len(self.blocks.chain) - 1)
+            types_of(n, bindings)[0]
+            for i in range(len(self.blocks.chain) - 1)
             for n in self.blocks.crossing(i)
         ]
         shapes = {t.shape for t in crossing if t.requires_grad}
         if shapes and all(len(s) > 1 and s[1] % tp == 0 and s[1] >= tp for s in shapes):
             found.append(Shard(1))
         elif shapes:
-            self.notes[f"tp={tp}: no sequence parallelism, dim 1 of {sorted(shapes)[0]} does not divide"] = None
+            self.notes[
+                f"tp={tp}: no sequence parallelism, dim 1 of {sorted(shapes)[0]} does not divide"
+            ] = None
         return found
 
     def _alternatives(self, kinds: dict[str, _Kind], tp: int) -> Iterable[ChainCost]:
@@ -304,7 +326,8 @@ class ModelCosts:
             graph = sum(priced[k].seconds for k in group.split("+"))
             if abs(graph - seconds) > 1e-9 * max(graph, seconds):
                 raise AssertionError(
-                    f"placement search says {seconds:.12g} s for {group}, its graph costs {graph:.12g} s"
+                    f"placement search says {seconds:.12g} s for {group}, "
+                    f"its graph costs {graph:.12g} s"
                 )
 
     def _note_heads(self, kinds: dict[str, _Kind], tp: int) -> None:
@@ -348,4 +371,3 @@ class ModelCosts:
             parameter_reduce_seconds=0.0,
             tied_parameters=whole.tied_parameters // tp,
         )
-

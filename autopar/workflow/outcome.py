@@ -65,7 +65,8 @@ def build_plan(
     seconds: dict[str, float],
     notes: tuple[str, ...],
 ) -> Plan:
-    """The plan of a search that found one. `flops_per_sample`: forward and backward of one sample, whole model."""
+    """The plan of a search that found one. `flops_per_sample`: forward and backward of one sample,
+    whole model."""
     choice = result.choice
     assert choice is not None
     bound = {**sizes, "batch": choice.microbatch}
@@ -86,7 +87,9 @@ def build_plan(
         placements={k: dict(v) for k, v in choice.chain.placements.items()},
         kinds=kinds,
         sizes=bound,
-        predicted=_predictions(result, choice, cluster, bound, global_batch, flops_per_sample, seconds),
+        predicted=_predictions(
+            result, choice, cluster, bound, global_batch, flops_per_sample, seconds
+        ),
         notes=tuple(dict.fromkeys((*notes, *result.notes)))[:NOTES_SHOWN],
     )
 

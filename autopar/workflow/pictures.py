@@ -7,12 +7,12 @@ from torch import fx
 from autopar.cluster import Cluster
 from autopar.op_call import STATIC, op_call
 from autopar.parts import Parts, Slot
-from autopar.program import module_path, tensors_of
-from autopar.report.block_picture import BlockPicture, EdgePicture, OpPicture
 from autopar.passes.analysis.block_memory import block_memory
 from autopar.passes.analysis.blocks import local_op_names
 from autopar.passes.analysis.roofline import roofline
 from autopar.passes.analysis.strategies import Axis
+from autopar.program import module_path, tensors_of
+from autopar.report.block_picture import BlockPicture, EdgePicture, OpPicture
 
 TRIVIAL = frozenset({"to", "detach", "clone", "contiguous"})
 
@@ -63,8 +63,11 @@ def _picture(
 
 def _names(calls: list[fx.Node]) -> list[str]:
     """As in the plan: local ops count as the op they took the place of."""
-    originals = {"vocab_embedding": "embedding", "vocab_cross_entropy": "cross_entropy_loss",
-                 "token_cross_entropy": "cross_entropy_loss"}
+    originals = {
+        "vocab_embedding": "embedding",
+        "vocab_cross_entropy": "cross_entropy_loss",
+        "token_cross_entropy": "cross_entropy_loss",
+    }
     seen: dict[str, int] = {}
     found = []
     for node, name in zip(calls, local_op_names(calls), strict=True):

@@ -1,4 +1,5 @@
-"""Compare the distributed program with the user's own model on one device: loss, every gradient, later steps."""
+"""Compare the distributed program with the user's own model on one device: loss, every gradient,
+later steps."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Case:
 
 @dataclass
 class Verdict:
-    """Relative errors; `gradients[name]` of every parameter. `error` when the case could not run."""
+    """Relative errors; `gradients[name]` of every parameter. `error` when the case could not
+    run."""
 
     case: Case
     equal: bool = False
@@ -71,7 +73,9 @@ def build_real(text: str, sequence: int | None, seed: int) -> tuple[nn.Module, M
     return source.model.train(), source
 
 
-def random_batch(source: ModelSource, model: nn.Module, size: int, case: Case) -> dict[str, torch.Tensor]:
+def random_batch(
+    source: ModelSource, model: nn.Module, size: int, case: Case
+) -> dict[str, torch.Tensor]:
     """A seeded global batch shaped like the example; some labels are ignored, unevenly."""
     generator = torch.Generator().manual_seed(case.seed + 1)
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
@@ -88,7 +92,11 @@ def random_batch(source: ModelSource, model: nn.Module, size: int, case: Case) -
         elif name in ("input_ids", "labels") and vocabulary:
             batch[name] = torch.randint(0, vocabulary, shape, generator=generator)
         else:
-            values = example.flatten().cpu() if not example.is_meta else torch.zeros(1, dtype=example.dtype)
+            values = (
+                example.flatten().cpu()
+                if not example.is_meta
+                else torch.zeros(1, dtype=example.dtype)
+            )
             picks = torch.randint(0, len(values), shape, generator=generator)
             batch[name] = values[picks]
     labels = batch.get("labels")
@@ -119,7 +127,8 @@ def verify_case(case: Case) -> Verdict | None:
 def compare_with_one_device(
     case: Case, program: Any, model: nn.Module, reference: nn.Module, source: ModelSource
 ) -> Verdict | None:
-    """One step of both on the same batch, then `case.steps` optimizer steps; the verdict on rank 0."""
+    """One step of both on the same batch, then `case.steps` optimizer steps; the verdict on rank
+    0."""
     import torch.distributed as dist
 
     batch = random_batch(source, model, case.global_batch, case)
@@ -154,7 +163,9 @@ def _compare(
     difference = abs(loss - verdict.reference_loss)
     verdict.loss_error = difference / max(abs(verdict.reference_loss), 1e-12)
     wanted = {n: p.grad for n, p in reference.named_parameters() if p.grad is not None}
-    total = torch.sqrt(sum((g.double().norm() ** 2 for g in wanted.values()), torch.zeros(()).double()))
+    total = torch.sqrt(
+        sum((g.double().norm() ** 2 for g in wanted.values()), torch.zeros(()).double())
+    )
     for name, grad in wanted.items():
         got = gradients.get(name)
         if got is None:
@@ -170,7 +181,9 @@ def _compare(
     dtype = next(iter(reference.parameters())).dtype
     verdict.tolerance = TOLERANCE.get(dtype, 1e-5)
     # Not `<=` reversed: a NaN must not pass.
-    verdict.equal = verdict.loss_error <= verdict.tolerance and verdict.worst_error <= verdict.tolerance
+    verdict.equal = (
+        verdict.loss_error <= verdict.tolerance and verdict.worst_error <= verdict.tolerance
+    )
 
 
 def reference_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -183,7 +196,11 @@ def reference_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Te
 
 
 def _train(
-    verdict: Verdict | None, program: Any, reference: nn.Module | None, batch: dict[str, torch.Tensor], steps: int
+    verdict: Verdict | None,
+    program: Any,
+    reference: nn.Module | None,
+    batch: dict[str, torch.Tensor],
+    steps: int,
 ) -> None:
     """AdamW on both; the same batch each step (the first step's gradients are there already).
 

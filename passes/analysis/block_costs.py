@@ -1,7 +1,7 @@
 """Price of a rewritten block: walk its local graph, op by op and collective by collective.
 
-This does not look at the placement problem: it prices the graph that a rank will run. The search's own
-objective must agree with it (`autopar.workflow.model_costs` asserts that for every block).
+This does not look at the placement problem: it prices the graph that a rank will run. The search's
+own objective must agree with it (`autopar.workflow.model_costs` asserts that for every block).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _seconds(kind: str, nbytes: int, axis: Axis) -> float:
 def block_cost(
     name: str, kind: str, graph: fx.GraphModule, slots: tuple[Slot, ...], axis: Axis, tied: set[str]
 ) -> BlockCost:
-    """The block's price on one rank for one micro-batch. `tied`: parameters that other blocks hold too."""
+    """Price on one rank for one micro-batch. `tied`: parameters that other blocks hold too."""
     prices = roofline(graph, axis)
     forward_comm, backward_comm = communication(graph, axis)
     parameters = trainable = shared_elements = late = 0

@@ -24,7 +24,7 @@ FIRST, LAST = "embed", "head"
 
 @dataclass(slots=True)
 class Block:
-    """Nodes in graph order; `reads` are values from outside (placeholders left out), `writes` values that others read."""
+    """Nodes in graph order; `reads` are values from outside, `writes` values that others read."""
 
     name: str
     nodes: list[fx.Node] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Block:
 
 @dataclass(slots=True)
 class Blocks:
-    """`chain` in execution order, `shared` nodes, and `kinds`: first block's name -> names of its kind."""
+    """`chain` in execution order, `shared` nodes, `kinds`: first block -> all names of its kind."""
 
     chain: list[Block]
     shared: list[fx.Node]
@@ -102,7 +102,8 @@ def _numbered_modules(program: Program, needs: dict[fx.Node, bool]) -> dict[fx.N
         return {n: k if counted[k] else "" for n, k in found.items()}
     # No numbered modules: the children of the root are the blocks.
     return {
-        n: module_path(n).split(".")[0] if n.op == "call_function" else "" for n in program.graph.nodes
+        n: module_path(n).split(".")[0] if n.op == "call_function" else ""
+        for n in program.graph.nodes
     }
 
 
@@ -185,11 +186,13 @@ def _digest(block: Block) -> str:
 
 def _type(node: fx.Node) -> str:
     values = tensors_of(node.meta.get("val"))
-    return f"{[(tuple(map(str, v.shape)), v.dtype) for v in values]} {node.meta.get('requires_grad')}"
+    return (
+        f"{[(tuple(map(str, v.shape)), v.dtype) for v in values]} {node.meta.get('requires_grad')}"
+    )
 
 
 def local_op_names(nodes: Iterable[fx.Node]) -> list[str]:
-    """Names by op and count within the block: `linear`, `linear.1`, `add`, … (equal across a kind)."""
+    """Names by op and count in the block: `linear`, `linear.1`, `add`, … (equal across a kind)."""
     seen: Counter[str] = Counter()
     names = []
     for node in nodes:

@@ -1,4 +1,5 @@
-"""Sharding candidates: every legal strategy of every op of a block, priced, as a placement problem."""
+"""Sharding candidates: every legal strategy of every op of a block, priced, as a placement
+problem."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def build_problem(
 
     `parts`: prefix, graph and slots of each block. `state_bytes`: bytes of parameter, gradient
     and optimizer state per byte of parameter. Values with gradient cross blocks in `boundary`.
-    `split_weights`: parameters of two and more dims are stored split over the axis where a dim divides.
+    `split_weights`: parameters of two and more dims are stored split over the axis where a dim
+    divides.
     Every rank doing the same matrix product is no way to use an axis: where a product can be
     split at all, its replicating strategies are left out.
     """
@@ -95,7 +97,9 @@ def build_problem(
             name = names[node.name]
             types[name] = types_of(node, STATIC)[0]
             source = f"parameter {slot.name}" if slot.kind == "parameter" else name
-            _add_source(problem, source, types[name], slot, boundary, axis, state_bytes, split_weights)
+            _add_source(
+                problem, source, types[name], slot, boundary, axis, state_bytes, split_weights
+            )
             if source != name:
                 _add_use(problem, name, source)
         for node in graph.graph.find_nodes(op="get_attr"):
@@ -153,13 +157,16 @@ def _add_source(
         problem.stored[name] = state_bytes if kind.requires_grad else 1.0
     else:
         options = [boundary if slot.kind == "value" and kind.requires_grad else Replicate]
-    problem.add(OpNode(name, (), [Choice(str(p), (), p, _late_sum(p, kind, axis)) for p in options]))
+    problem.add(
+        OpNode(name, (), [Choice(str(p), (), p, _late_sum(p, kind, axis)) for p in options])
+    )
     for placement in options:
         problem.sizes[name][placement] = _local(kind, placement, ranks).nbytes
 
 
 def _add_use(problem: Problem, name: str, parameter: str) -> None:
-    """A parameter as one block sees it: stored alike in all blocks, but each reshards it for itself."""
+    """A parameter as one block sees it: stored alike in all blocks, but each reshards it for
+    itself."""
     options = problem.results(parameter)
     problem.add(OpNode(name, (parameter,), [Choice(str(p), (p,), p, 0.0) for p in options]))
     problem.sizes[name] = problem.sizes[parameter]
@@ -194,7 +201,9 @@ def _add_op(
         price = op_cost(local, found.flops[node] * strategy.share, axis.cluster.device)
         choices.append(
             Choice(
-                strategy.name, strategy.operands, strategy.result,
+                strategy.name,
+                strategy.operands,
+                strategy.result,
                 price.forward_seconds + price.backward_seconds,
                 saved.extra_bytes * _share(call, local),
             )
@@ -237,7 +246,11 @@ def _add_moves(
     for source in problem.results(value):
         if fixed and source != target:
             continue
-        if problem.roots.get(value) in problem.stored and source != target and "S" in (source.kind, target.kind):
+        if (
+            problem.roots.get(value) in problem.stored
+            and source != target
+            and "S" in (source.kind, target.kind)
+        ):
             continue  # A parameter is stored as it is used: gathering it is the task of ZeRO.
         seconds = move_seconds(source, target, kind, axis)
         if seconds is not None:
@@ -264,4 +277,3 @@ def _divides(kind: TensorType, placement: Placement, ranks: int) -> bool:
     return not placement.is_shard or (
         placement.dim < len(kind.shape) and kind.shape[placement.dim] % ranks == 0
     )
-

@@ -1,6 +1,6 @@
 """Cut the program into its shared part and one static graph per kind of block.
 
-    one graph of 32 layers   ->   shared, embed, model.layers.0 (x32), head
+one graph of 32 layers   ->   shared, embed, model.layers.0 (x32), head
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def block_slots(program: Program, block: Block) -> tuple[Slot, ...]:
 
 
 def cut_shared(program: Program, blocks: Blocks, bindings: Bindings) -> fx.GraphModule | None:
-    """Buffers and batch inputs -> the parameter-free values that blocks read (batch inputs pass through)."""
+    """Buffers and batch inputs -> the parameter-free values (or batch inputs) that blocks read."""
     owned = {n for b in blocks.chain for n in b.nodes}
     wanted = list(dict.fromkeys(n for b in blocks.chain for n in b.reads if n not in owned))
     if not wanted:
@@ -63,7 +63,7 @@ def cut_shared(program: Program, blocks: Blocks, bindings: Bindings) -> fx.Graph
 
 
 def cut_count(program: Program, blocks: Blocks, bindings: Bindings) -> fx.GraphModule | None:
-    """The graph that counts the targets the loss is a mean over, or None when it is no such mean."""
+    """The graph that counts the targets the loss is a mean over; None when it is no such mean."""
     loss = next(n for n in program.graph.nodes if n.name == program.loss)
     if getattr(loss.target, "_opname", "") != "cross_entropy_loss":
         return None
@@ -97,7 +97,8 @@ def cut_free(
             needed.add(node)
             stack += node.all_input_nodes
     inputs = [
-        n for n in program.graph.find_nodes(op="placeholder")
+        n
+        for n in program.graph.find_nodes(op="placeholder")
         if n in needed and tensors_of(n.meta.get("val"))
     ]
     nodes = [n for n in blocks.shared if n in needed]

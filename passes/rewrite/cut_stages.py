@@ -1,6 +1,7 @@
 """Put the blocks of each pipeline stage together: parameters by name, values that arrive and leave.
 
-    embed, layers 0-15 | layers 16-31, head   ->   stage 0: … send(add_54)      stage 1: add_54 = recv() …
+embed, layers 0-15 | layers 16-31, head   ->   stage 0: … send(add_54)
+                                               stage 1: add_54 = recv() …
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def check_cuts(parts: Parts) -> None:
         unknown = [n for n in planned if n not in names]
         missing = [n for n in names if n not in planned]
         what = f"unknown block {unknown[0]!r}" if unknown else ""
-        what = what or (f"block {missing[0]!r} is in no stage" if missing else "blocks are out of order")
+        what = what or (
+            f"block {missing[0]!r} is in no stage" if missing else "blocks are out of order"
+        )
         raise PlanError(
             f"stage cuts do not fit the model: {what}",
             next_step=f"the blocks are, in order, {names[:3]} … {names[-2:]}",
@@ -62,14 +65,16 @@ def check_cuts(parts: Parts) -> None:
 
 
 def _parameters(parts: Parts, blocks: Blocks) -> dict[str, ParameterSpec]:
-    """Every parameter that the graph reads: global shape, placement on tp, and the stages that hold it."""
+    """Every parameter of the graph: global shape, placement on tp, the stages that hold it."""
     stage_of = {n: i for i, s in enumerate(parts.decided.stages) for n in s.blocks}
     items = {i.name: i for i in parts.program.inputs}
     nodes = {n.name: n for n in parts.program.graph.find_nodes(op="placeholder")}
     specs: dict[str, ParameterSpec] = {}
     for block in blocks.chain:
         graph = parts.graphs[block.kind]
-        for name, local in zip(block.parameters, graph.graph.find_nodes(op="placeholder"), strict=False):
+        for name, local in zip(
+            block.parameters, graph.graph.find_nodes(op="placeholder"), strict=False
+        ):
             fqn, value = items[name].target, nodes[name].meta["val"]
             placement: Placement = local.meta["placement"]
             before = specs.get(fqn)
@@ -81,8 +86,12 @@ def _parameters(parts: Parts, blocks: Blocks) -> dict[str, ParameterSpec]:
                 )
             stages = sorted({*(before.stages if before else ()), stage_of[block.name]})
             specs[fqn] = ParameterSpec(
-                fqn, tuple(value.shape), value.dtype, placement,
-                bool(nodes[name].meta.get("requires_grad")), tuple(stages),
+                fqn,
+                tuple(value.shape),
+                value.dtype,
+                placement,
+                bool(nodes[name].meta.get("requires_grad")),
+                tuple(stages),
             )
     return specs
 
@@ -123,11 +132,15 @@ def _stage(
         stages=count,
         blocks=made,
         parameters={n: specs[n] for b in made for n in b.parameters},
-        buffers=tuple(dict.fromkeys([n for b in made for n in b.buffers] + _targets(reads, items, "buffer"))),
-        receive=_values(blocks.crossing(first - 1), plan.boundary, plan.mesh.tp, bindings) if index else (),
-        send=() if last else _values(
-            blocks.crossing(first + len(held) - 1), plan.boundary, plan.mesh.tp, bindings
+        buffers=tuple(
+            dict.fromkeys([n for b in made for n in b.buffers] + _targets(reads, items, "buffer"))
         ),
+        receive=_values(blocks.crossing(first - 1), plan.boundary, plan.mesh.tp, bindings)
+        if index
+        else (),
+        send=()
+        if last
+        else _values(blocks.crossing(first + len(held) - 1), plan.boundary, plan.mesh.tp, bindings),
         shared=shared,
         shared_buffers=tuple(_targets(reads, items, "buffer")),
         shared_inputs=tuple(_targets(reads, items, "input")),

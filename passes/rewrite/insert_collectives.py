@@ -23,9 +23,18 @@ from autopar.reshard import reshard
 
 # Arguments of each op after the value: d source dim, D target dim, n ranks, g group.
 _SIGNATURES = {
-    "copy": "g", "all_reduce": "g", "all_reduce_both": "g", "first_rank_only": "g",
-    "first_rank_gradient": "g", "all_gather": "dng", "all_gather_slice": "dng", "pad": "dng",
-    "reduce_scatter": "Dng", "slice": "Dng", "slice_pad": "Dng", "all_to_all": "dDng",
+    "copy": "g",
+    "all_reduce": "g",
+    "all_reduce_both": "g",
+    "first_rank_only": "g",
+    "first_rank_gradient": "g",
+    "all_gather": "dng",
+    "all_gather_slice": "dng",
+    "pad": "dng",
+    "reduce_scatter": "Dng",
+    "slice": "Dng",
+    "slice_pad": "Dng",
+    "all_to_all": "dDng",
 }
 
 
@@ -43,7 +52,7 @@ class InsertCollectives:
 
 
 def insert_collectives(graph: fx.GraphModule, boundary: Placement, ranks: int) -> None:
-    """Edit a placed block graph in place; `boundary` is what values with gradient are handed out in."""
+    """Edit a placed block graph in place; values with gradient are handed out in `boundary`."""
     made: dict[tuple[fx.Node, Placement], fx.Node] = {}
     output = graph.graph.output_node()
     for node in list(graph.graph.nodes):
@@ -56,7 +65,9 @@ def insert_collectives(graph: fx.GraphModule, boundary: Placement, ranks: int) -
                 node.replace_input_with(source, moved)
     results = []
     for value in outputs_of(graph.graph):
-        scalar = not value.meta["val"].dim() if isinstance(value.meta["val"], torch.Tensor) else False
+        scalar = (
+            not value.meta["val"].dim() if isinstance(value.meta["val"], torch.Tensor) else False
+        )
         grad = value.meta.get("requires_grad", False)
         target = Replicate if scalar or not grad else boundary
         results.append(_move(graph.graph, made, value, target, output, ranks))
@@ -105,8 +116,12 @@ def _move(
         with graph.inserting_before(before):
             node = graph.call_function(target, args)
         node.meta = {
-            "val": source.meta["val"], "placement": wanted, "requires_grad": grad, "reshard": edge,
-            "source_placement": have, "nn_module_stack": source.meta.get("nn_module_stack", {}),
+            "val": source.meta["val"],
+            "placement": wanted,
+            "requires_grad": grad,
+            "reshard": edge,
+            "source_placement": have,
+            "nn_module_stack": source.meta.get("nn_module_stack", {}),
         }
         made[source, wanted] = node
     return made[source, wanted]

@@ -2,7 +2,8 @@
 
     view(h, [1, 8192, 32, 128])                ->   view(h, [1, 8192, 4, 128])
     embedding(w, ids)                          ->   autopar.vocab_embedding(w, ids, -1, 8, 'tp')
-    cross_entropy_loss(logits, target)         ->   autopar.vocab_cross_entropy(logits, target, -100, 0.0, 8, 'tp')
+    cross_entropy_loss(logits, target)         ->   autopar.vocab_cross_entropy(
+                                                   logits, target, -100, 0.0, 8, 'tp')
 
 Every op is run on meta tensors of the local shapes; a result whose shape is not the placement's
 is an error.

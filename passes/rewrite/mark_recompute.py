@@ -1,6 +1,6 @@
 """Mark the blocks whose forward is repeated in the backward instead of keeping its values.
 
-    block model.layers.3   ->   block model.layers.3  # recomputed in the backward
+block model.layers.3   ->   block model.layers.3  # recomputed in the backward
 """
 
 from __future__ import annotations

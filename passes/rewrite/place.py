@@ -1,6 +1,6 @@
-"""Write the plan's placements on the nodes of every block graph: `meta["strategy"]`, `meta["placement"]`.
+"""Write the plan's placements on the nodes of every block graph, as `meta["placement"]`.
 
-    linear: linear(x, w)   ->   linear: linear(x, w)    # shard n: [R*, S(0)] -> S(2)
+linear: linear(x, w)   ->   linear: linear(x, w)    # shard n: [R*, S(0)] -> S(2)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def place(
 ) -> None:
     """Annotate one block graph. Ops and parameters that the plan does not name are replicated.
 
-    Raises `PlanError` naming the op for a name that the block has not, or a strategy that is not legal.
+    Raises `PlanError` naming the op for an unknown name or a strategy that is not legal.
     """
     found = candidates(graph, ranks)
     known = set()
@@ -69,7 +69,8 @@ def place(
         if strategy is None:
             legal = [s.name for s in found.strategies[node.name]]
             raise PlanError(
-                f"block {kind!r}, op {local!r}: strategy {wanted!r} is not legal over {ranks} ranks",
+                f"block {kind!r}, op {local!r}: "
+                f"strategy {wanted!r} is not legal over {ranks} ranks",
                 next_step=f"choose one of {legal}",
             )
         node.meta["strategy"] = strategy
@@ -95,6 +96,7 @@ def _check_parameter(kind: str, key: str, placement: Placement, node: fx.Node, r
         bad = placement.dim >= value.dim() or bool(value.shape[placement.dim] % ranks)
     if bad:
         raise PlanError(
-            f"block {kind!r}, {key!r} of shape {tuple(value.shape)} can't be {placement} over {ranks} ranks",
+            f"block {kind!r}, {key!r} of shape {tuple(value.shape)} "
+            f"can't be {placement} over {ranks} ranks",
             next_step="choose R, R* or S(d) of a dim that the degree divides",
         )

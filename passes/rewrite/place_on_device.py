@@ -1,7 +1,7 @@
 """Bind a stage's graphs to a device and to the process group of the tp axis.
 
-    arange(8192, device=meta)             ->   arange(8192, device=cuda:0)
-    autopar.all_reduce(h, 'tp')           ->   autopar.all_reduce(h, '5')
+arange(8192, device=meta)             ->   arange(8192, device=cuda:0)
+autopar.all_reduce(h, 'tp')           ->   autopar.all_reduce(h, '5')
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Replace an attention mask that is causal, whatever the batch, by the kernel's own causal mode.
 
-    scaled_dot_product_attention(q, k, v, mask)   ->   scaled_dot_product_attention(q, k, v, is_causal=True)
+    sdpa(q, k, v, mask)   ->   sdpa(q, k, v, is_causal=True)
 
-Captured models build their mask from positions. It is computed here for the planned sequence and compared
-with the causal one element by element, so a window, a prefix or packing is never taken for
+Captured models build their mask from positions. It is computed here for the planned sequence and
+compared with the causal one element by element, so a window, a prefix or packing is never taken for
 causal. Fused causal attention does half the work and needs no mask in memory.
 """
 
@@ -48,7 +48,7 @@ class ReplaceCausalMask:
 
 
 def is_causal(program: Program, mask: fx.Node, sizes: dict[str, int]) -> bool:
-    """Whether `mask` is the causal one for every batch: it depends on sizes alone, and is equal to it."""
+    """Whether `mask` is causal for every batch: it depends on sizes alone, and equals that mask."""
     nodes: set[fx.Node] = set()
     stack = [mask]
     while stack:
@@ -63,7 +63,9 @@ def is_causal(program: Program, mask: fx.Node, sizes: dict[str, int]) -> bool:
         if isinstance(value, torch.SymInt | int):
             continue
         stack += node.all_input_nodes
-    bindings = Bindings(program.symbols, {**sizes, "batch": 1 if "batch" in program.symbols else sizes["batch"]})
+    bindings = Bindings(
+        program.symbols, {**sizes, "batch": 1 if "batch" in program.symbols else sizes["batch"]}
+    )
     shape = bindings.shape(mask.meta["val"])
     if len(shape) < 2 or shape[-1] != shape[-2] or shape[-1] ** 2 * max(shape[0], 1) > LARGEST:
         return False
@@ -76,7 +78,9 @@ def is_causal(program: Program, mask: fx.Node, sizes: dict[str, int]) -> bool:
     with torch.no_grad():
         (value,) = graph()
     allowed = value if value.dtype is torch.bool else value == 0
-    if value.dtype is not torch.bool and bool((value[~allowed] > torch.finfo(value.dtype).min / 2).any()):
+    if value.dtype is not torch.bool and bool(
+        (value[~allowed] > torch.finfo(value.dtype).min / 2).any()
+    ):
         return False
     size = shape[-1]
     return bool((allowed == torch.ones(size, size, dtype=torch.bool).tril()).all())
@@ -85,7 +89,9 @@ def is_causal(program: Program, mask: fx.Node, sizes: dict[str, int]) -> bool:
 def _use_causal_mode(node: fx.Node) -> None:
     """Drop the mask; keep dropout and the other arguments."""
     args: list[Any] = list(node.args[:3])
-    kwargs = {k: v for k, v in node.kwargs.items() if k not in ("attn_mask", "is_causal", "dropout_p")}
+    kwargs = {
+        k: v for k, v in node.kwargs.items() if k not in ("attn_mask", "is_causal", "dropout_p")
+    }
     dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
     node.args = (*args, None, dropout, True)
     node.kwargs = kwargs

@@ -1,9 +1,11 @@
-"""Remove what computes nothing, and writes in place that need not be: assertions, casts to the same dtype, full slices, idle dropout, dead nodes.
+"""Remove what computes nothing, and writes in place that need not be.
 
-    x = aten.to.dtype_layout(w, dtype=float32, device=meta)      ->   w            (w is float32 already)
-    y = aten.to.device(x, meta, bfloat16)                        ->   aten.to.dtype(x, bfloat16)
-    aten._assert_tensor_metadata(y)                              ->
-    aten.add_(h, y)                                              ->   aten.add(h, y)
+    aten.to.dtype_layout(w, dtype=float32, device=meta)   ->   w       (it is float32 already)
+    aten.to.device(x, meta, bfloat16)                     ->   aten.to.dtype(x, bfloat16)
+    aten._assert_tensor_metadata(y)                       ->
+    aten.add_(h, y)                                       ->   aten.add(h, y)
+
+So go assertions, idle casts, full slices, idle dropout and dead nodes.
 """
 
 from __future__ import annotations
@@ -78,7 +80,11 @@ def _same_as_input(node: fx.Node) -> fx.Node | None:
         start = node.args[2] if len(node.args) > 2 else None
         end = node.args[3] if len(node.args) > 3 else None
         step = node.args[4] if len(node.args) > 4 else 1
-        full = start in (None, 0) and step == 1 and (end is None or (isinstance(end, int) and end >= 2**62))
+        full = (
+            start in (None, 0)
+            and step == 1
+            and (end is None or (isinstance(end, int) and end >= 2**62))
+        )
         return first if full else None
     if name == "dropout":
         return first if node.args[1] == 0 or not node.args[2] else None
@@ -96,7 +102,7 @@ def _plain_cast(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _out_of_place(graph: fx.Graph) -> None:
-    """`x.add_(y)` becomes `x.add(y)` where nothing else looks at that memory any more: it can then be sharded."""
+    """`x.add_(y)` becomes `x.add(y)`, which can be sharded, if nothing else reads that memory."""
     order = {n: i for i, n in enumerate(graph.nodes)}
     roots = memory_roots(graph)
     for node in order:
@@ -114,7 +120,11 @@ def _out_of_place(graph: fx.Graph) -> None:
 def _functional(node: fx.Node) -> Any:
     """The overload of `op` that has the schema of `op_`, if there is one that keeps the dtype."""
     name, overload = _op_name(node), getattr(node.target, "_overloadname", "")
-    if not name.endswith("_") or name.startswith("_") or getattr(node.target, "namespace", "") != "aten":
+    if (
+        not name.endswith("_")
+        or name.startswith("_")
+        or getattr(node.target, "namespace", "") != "aten"
+    ):
         return None
     packet = getattr(aten, name[:-1], None)
     if packet is None or overload not in packet.overloads():
@@ -136,7 +146,7 @@ def _drop_dead(graph: fx.Graph) -> None:
 
 
 def _drop_unused_inputs(program: Program, graph: fx.Graph) -> tuple[GraphInput, ...]:
-    """Parameters and buffers that nothing reads leave the graph; batch inputs stay (the user gives them)."""
+    """Unread parameters and buffers leave the graph; batch inputs stay (the user gives them)."""
     kept: list[GraphInput] = []
     nodes: dict[str, Any] = {n.name: n for n in graph.find_nodes(op="placeholder")}
     for item in program.inputs:

@@ -1,6 +1,6 @@
-"""Cut a part out of a program with all sizes bound: a static graph whose `meta["val"]` are meta tensors.
+"""Cut a part out of a program with all sizes bound: a static graph of meta tensors.
 
-    view(x, [sym_size, sym_size_1, -1, 128])   ->   view(x, [1, 8192, 32, 128])
+view(x, [sym_size, sym_size_1, -1, 128])   ->   view(x, [1, 8192, 32, 128])
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def cut(
         run_on_meta(node)
         if getattr(source.target, "_opname", "") in RESIZING:
             node.update_arg(1, list(node.meta["val"].shape))
-        # Decided on the whole tensors: a reshard in between must not change what an op is taken to cost.
+        # Decided on the whole tensors: a reshard in between must not change an op's price.
         node.meta["copies"] = copies_memory(node, STATIC)
         made[source] = node
     graph.output(tuple(made[o] for o in outputs))

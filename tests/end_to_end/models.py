@@ -29,8 +29,13 @@ def llama(**changes: Any) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     from transformers import LlamaConfig
 
     sizes = {
-        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 4, "vocab_size": VOCABULARY, "max_position_embeddings": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 64,
     }
     return _causal(LlamaConfig(**{**sizes, **changes}))
 
@@ -49,8 +54,14 @@ def gpt2() -> tuple[nn.Module, dict[str, torch.Tensor]]:
 
     return _causal(
         GPT2Config(
-            n_embd=32, n_layer=4, n_head=4, n_positions=64, vocab_size=VOCABULARY, attn_pdrop=0.0,
-            embd_pdrop=0.0, resid_pdrop=0.0,
+            n_embd=32,
+            n_layer=4,
+            n_head=4,
+            n_positions=64,
+            vocab_size=VOCABULARY,
+            attn_pdrop=0.0,
+            embd_pdrop=0.0,
+            resid_pdrop=0.0,
         )
     )
 
@@ -60,8 +71,14 @@ def qwen3() -> tuple[nn.Module, dict[str, torch.Tensor]]:
 
     return _causal(
         Qwen3Config(
-            hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=8, vocab_size=VOCABULARY, max_position_embeddings=64,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=64,
         )
     )
 
@@ -71,8 +88,15 @@ def gemma2() -> tuple[nn.Module, dict[str, torch.Tensor]]:
 
     return _causal(
         Gemma2Config(
-            hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=8, vocab_size=VOCABULARY, max_position_embeddings=64,
-            sliding_window=8, query_pre_attn_scalar=8,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=64,
+            sliding_window=8,
+            query_pre_attn_scalar=8,
         )
     )

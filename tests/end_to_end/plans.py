@@ -18,7 +18,11 @@ def search_plans(model: str, ranks: int, pins: list[str], global_batch: int = 8)
     plans = []
     for text in pins:
         outcome = search_program(
-            program, Cluster.parse(f"cpu:{ranks}"), global_batch_size=global_batch, pins=text, precision="fp32"
+            program,
+            Cluster.parse(f"cpu:{ranks}"),
+            global_batch_size=global_batch,
+            pins=text,
+            precision="fp32",
         )
         assert outcome.plan is not None, text
         plans.append(outcome.plan)

@@ -1,4 +1,5 @@
-"""The equality matrix: real gloo ranks against one device, loss, every gradient, and ten AdamW steps."""
+"""The equality matrix: real gloo ranks against one device, loss, every gradient, and ten AdamW
+steps."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def _run(names: dict[str, str], nproc: int, model: str, steps: int) -> dict[str,
     text = f"{MODELS}:{model}"
     cases = [
         Case(text, pins, plan=plan.to_dict(), steps=steps)
-        for pins, plan in zip(names.values(), search_plans(text, nproc, list(names.values())), strict=True)
+        for pins, plan in zip(
+            names.values(), search_plans(text, nproc, list(names.values())), strict=True
+        )
     ]
     found = spawn(verify_plans, nproc, (text, cases), timeout_seconds=280)[0]
     return dict(zip(names, found, strict=True))

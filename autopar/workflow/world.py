@@ -1,0 +1,93 @@
+"""The ranks that `compile` finds itself on: how many, what they are, and one decision for all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autopar.cluster import Cluster
+from autopar.errors import PlanError, UsageError
+from autopar.plan_document import Plan
+from autopar.search.options import Pins, parse_pins
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from autopar.runtime.ranks import Ranks
+
+
+def world_size() -> int:
+    """Ranks that torchrun, or an initialised process group, says there are."""
+    import torch.distributed as dist
+
+    return (
+        dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    )
+
+
+def decide_on_first_rank(ranks: Ranks, decide: Callable[[], Plan]) -> Plan:
+    """The plan that rank 0 makes, on every rank; its error, on every rank, if it has none."""
+    import torch.distributed as dist
+
+    box: list[Any] = [None]
+    if ranks.rank == 0:
+        try:
+            box = [decide().to_dict()]
+        except Exception as error:
+            box = [error]
+    dist.broadcast_object_list(box, src=0, group=ranks.control)
+    if isinstance(box[0], Exception):
+        raise box[0]
+    return Plan.from_dict(box[0])
+
+
+def world_cluster(
+    mesh: Cluster | DeviceMesh | str | None, size: int, device_type: str, pins: str | Pins
+) -> tuple[Cluster, Pins]:
+    """The cluster that `compile` plans for, and the pins with a DeviceMesh's degrees added."""
+    pinned = parse_pins(pins) if isinstance(pins, str) else pins
+    if isinstance(mesh, str):
+        mesh = Cluster.parse(mesh)
+    if isinstance(mesh, Cluster):
+        if mesh.size != size:
+            raise PlanError(
+                f"the cluster {mesh.name} has {mesh.size} ranks, torchrun started {size}",
+                next_step=f"start {mesh.size} ranks, or give a cluster of {size}",
+            )
+        return mesh, pinned
+    if mesh is not None:
+        names = mesh.mesh_dim_names or ()
+        degrees: Mapping[str, int] = {n: mesh.size(i) for i, n in enumerate(names)}
+        unknown = sorted(set(degrees) - {"pp", "dp", "tp"})
+        if unknown or not names:
+            raise UsageError(
+                f"DeviceMesh dims are {names or 'unnamed'}",
+                next_step="name its dims pp, dp and tp (any of them): they pin those degrees",
+            )
+        pinned = replace(
+            pinned, pp=degrees.get("pp", 1), dp=degrees.get("dp", 1), tp=degrees.get("tp", 1)
+        )
+    return local_cluster(size, device_type), pinned
+
+
+def local_cluster(size: int, device_type: str) -> Cluster:
+    """A cluster description of the ranks that torchrun started."""
+    if device_type != "cuda":
+        return Cluster.parse(f"cpu:{size}")
+    name = torch.cuda.get_device_name().lower()
+    known = ("h200", "h100", "b200", "a100")
+    device = next((k for k in known if k in name), None)
+    if device is None:
+        raise UsageError(
+            f"no built-in data for the device {name!r}",
+            next_step="pass mesh=Cluster.parse('cluster.toml') with its figures",
+        )
+    if device == "a100":
+        large = torch.cuda.get_device_properties(0).total_memory > 50 * 2**30
+        device = "a100-80" if large else "a100-40"
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    return Cluster.parse(f"{device}:{size // local}x{local}")
