@@ -80,6 +80,11 @@ def plan(
         time_limit=time_limit,
         name=name,
     )
+    return chosen(outcome)
+
+
+def chosen(outcome: Outcome) -> Plan:
+    """The plan of an outcome; raises `InfeasibleError` when there is none."""
     if outcome.plan is None:
         raise infeasible_error(outcome.result)
     return outcome.plan
@@ -229,17 +234,18 @@ def compile(  # noqa: A001 - the name users look for
         if plan is not None:
             return plan if isinstance(plan, Plan) else Plan.load(plan)
         cluster, pinned = world_cluster(mesh, world.mesh.size, world.device.type, pins)
-        found: Plan = globals()["plan"](
-            model,
-            cluster,
-            example_inputs=example_inputs,
-            global_batch_size=global_batch_size,
-            memory_limit=memory_limit,
-            pins=pinned,
-            precision=precision,
-            optimizer=optimizer,
+        return chosen(
+            search_plan(
+                model,
+                cluster,
+                example_inputs=example_inputs,
+                global_batch_size=global_batch_size,
+                memory_limit=memory_limit,
+                pins=pinned,
+                precision=precision,
+                optimizer=optimizer,
+            )
         )
-        return found
 
     decided = decide_on_first_rank(world, decide)
     return build(

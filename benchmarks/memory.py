@@ -133,9 +133,9 @@ def main() -> int:
         "Memory: predicted and alive",
         [
             f"Made by `benchmarks/memory.py`: the demo's Llama on {RANKS} gloo ranks, global batch",
-            f"{BATCH}, float32, AdamW. MiB per rank at the fullest moment of a training step and its",
-            "optimizer step, one figure per stage. A positive error is a prediction above what was",
-            "alive; `alive` misses temporaries inside one op or collective.",
+            f"{BATCH}, float32, AdamW. MiB per rank at the fullest moment of a training step,",
+            "one figure per stage. A positive error is a prediction above what was alive; `alive`",
+            "misses temporaries inside one op or collective.",
             "",
             "| plan | predicted | alive | error |",
             "| --- | --- | --- | --- |",

@@ -37,8 +37,8 @@ WEIGHTS_SEED, EXAMPLE_SEED, DATA_SEED = 0, 1, 2
 STATE_BYTES = 16
 # The first is no limit for this model; the others are below what one rank would need, and force
 # the planner to combine. Only these are trained.
-ROOMY, TIGHT = "1GiB", ("20MiB", "18MiB")
-TOLERANCE = 1e-4
+ROOMY, TIGHT = "1GiB", ("17MiB", "14MiB")
+TOLERANCE = 1e-5
 OUTPUT = Path("demo-output")
 
 
@@ -49,7 +49,7 @@ def build_model() -> LlamaForCausalLM:
         vocab_size=VOCABULARY,
         hidden_size=192,
         intermediate_size=512,
-        num_hidden_layers=8,
+        num_hidden_layers=6,
         num_attention_heads=6,
         num_key_value_heads=6,
         max_position_embeddings=SEQUENCE,
@@ -144,10 +144,10 @@ def show_plans(console: Console, plans: dict[str, autopar.Plan]) -> bool:
         )  # fmt: skip
     console.print(table)
     console.print(
-        "Limit and memory are per rank. Memory and step are predictions; the step is that of a\n"
-        "round-number CPU, not of this one. Each plan is proven the fastest that fits, so what\n"
-        "a tight limit adds, the limit forced. There are two of them because PP, DP and TP of 2\n"
-        f"at the same time take 8 ranks, and this is a demonstration on {RANKS}."
+        "Limit and memory are per rank. Memory and step are predictions; the step is that of a "
+        "round-number CPU, not of this one. Each plan is proven the fastest that fits, so what a "
+        "tight limit adds, the limit forced. There are two of them because PP, DP and TP of 2 at "
+        f"the same time take 8 ranks, and this is a demonstration on {RANKS}."
     )
     return fits
 

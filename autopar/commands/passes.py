@@ -63,7 +63,7 @@ def _dump(
     sequence: int | None,
 ) -> None:
     import autopar.runtime.collectives  # noqa: F401 - registers the ops that the passes insert
-    from autopar.api import COMPUTE
+    from autopar.api import COMPUTE, chosen
     from autopar.commands.plan import PlanRequest, find_plan
     from autopar.models import resolve_model
     from autopar.parts import Parts
@@ -73,7 +73,6 @@ def _dump(
     from autopar.passes.verify import verify
     from autopar.plan_check import check_plan
     from autopar.plan_document import Plan
-    from autopar.search.infeasible import infeasible_error
 
     if path is not None:
         plan = Plan.load(path)
@@ -82,9 +81,7 @@ def _dump(
             model, cluster, global_batch or 8, sequence, None, pins, None, "adamw", None
         )
         outcome, _ = find_plan(request, quiet=True)
-        if outcome.plan is None:
-            raise infeasible_error(outcome.result)
-        plan = outcome.plan
+        plan = chosen(outcome)
     dtype = COMPUTE[plan.precision]
     source = resolve_model(model, sequence=plan.sizes.get("sequence"), dtype=dtype)
     program = capture(source.model, source.example_inputs, name=source.name, dtype=dtype)
