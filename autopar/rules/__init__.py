@@ -16,6 +16,7 @@ RULES: dict[str, RuleFunction] = {
     "mm": matmul.mm,
     "addmm": matmul.addmm,
     "bmm": matmul.bmm,
+    "baddbmm": matmul.baddbmm,
     "matmul": matmul.matmul,
     "view": shape.view,
     "reshape": shape.view,

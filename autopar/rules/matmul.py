@@ -32,6 +32,30 @@ def bmm(op: OpCall) -> Rule:
     return parse("b m k, b k n -> b m n", op, linear=[{0}, {1}], contraction=True)
 
 
+def baddbmm(op: OpCall) -> Rule | None:
+    """beta * c + alpha * a[b, m, k] @ b[b, k, n], c broadcast to [b, m, n].
+
+    The scales are the same on every rank, so a sharded k gives terms of the sum whatever they are.
+    """
+    if len(op.types) != 3 or len(op.types[0].shape) != 3:
+        return None
+    out = op.result.shape
+    names = ("b", "m", "n")
+    addend: Dims = tuple(
+        (name,) if size == whole else ()
+        for name, size, whole in zip(names, op.types[0].shape, out, strict=True)
+    )
+    sizes = {"b": out[0], "m": out[1], "k": op.types[1].shape[2], "n": out[2]}
+    return Rule(
+        (addend, (("b",), ("m",), ("k",)), (("b",), ("k",), ("n",))),
+        ((("b",), ("m",), ("n",)),),
+        sizes,
+        linear=(frozenset({0, 1}), frozenset({0, 2})),
+        additive=frozenset({0}),
+        flops=2.0 * sizes["b"] * sizes["m"] * sizes["k"] * sizes["n"],
+    )
+
+
 def matmul(op: OpCall) -> Rule | None:
     """a[..., m, k] @ b[..., k, n] with broadcast batch dims; vectors are left to the fallback."""
     if len(op.types) != 2:

@@ -39,6 +39,13 @@ def bmm(draw: Draw) -> Call:
     return call(aten.bmm.default, real(b, m, k), real(b, k, n, grad=grad(draw)))
 
 
+def baddbmm(draw: Draw) -> Call:
+    b, m, k, n = draw(SIZE), draw(SIZE), draw(SIZE), draw(SIZE)
+    addend = real(b, draw(st.sampled_from([1, m])), n, grad=grad(draw))
+    scale = draw(st.sampled_from([{}, {"alpha": 0.5, "beta": 2}]))
+    return call(aten.baddbmm.default, addend, real(b, m, k), real(b, k, n), **scale)
+
+
 def matmul(draw: Draw) -> Call:
     batch = shape(draw, 0, 2)
     m, k, n = draw(SIZE), draw(SIZE), draw(SIZE)
@@ -300,6 +307,7 @@ CASES: dict[str, Case] = {
     "mm": mm,
     "addmm": addmm,
     "bmm": bmm,
+    "baddbmm": baddbmm,
     "matmul": matmul,
     "embedding": embedding,
     "cross_entropy_loss": cross_entropy,
