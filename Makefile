@@ -3,7 +3,7 @@
 #   PYTHON=python3.12          the interpreter of the environment (3.11 or newer)
 #   PIP_ARGS="..."             passed to every pip install, for example to name a mirror
 #                              or an index that serves a build of torch for your driver
-#   ARGS="-k zero -x"          passed to pytest, the demo or the benchmark
+#   ARGS="-k zero -x"          passed to pytest or the demo
 #   WORKERS=2                  test processes; distributed tests start up to four ranks each
 
 SHELL   := /bin/bash
@@ -25,7 +25,7 @@ help:
 	@echo 'make test      the tests (make test-all: also the slow ones)'
 	@echo 'make check     ruff, formatting, mypy --strict'
 	@echo 'make format    apply formatting and the safe fixes of ruff'
-	@echo 'make bench     measure planning; writes benchmarks/RESULTS.md'
+	@echo 'make bench     measure planning and memory; writes benchmarks/RESULTS.md'
 	@echo 'make install   only prepare .venv;  make clean   remove it'
 
 install: $(READY)
@@ -68,7 +68,8 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)
-	$(BIN)/python benchmarks/planning.py $(ARGS)
+	$(BIN)/python benchmarks/planning.py
+	$(BIN)/python benchmarks/memory.py
 
 clean:
 	rm -rf $(VENV) demo-output build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +167,8 @@ def search_program(
             source = prepare(recapture(other_precision), sizes) if recapture else None
         return model_costs(source, other, sizes, options.pins) if source is not None else None
 
+    if not program.loss_combines:
+        options = replace(options, pins=whole_batch(options.pins))
     costs = model_costs(program, cluster, sizes, options.pins)
     analysed = time.perf_counter() - start
     result = search(costs, cluster, options, progress)
@@ -177,20 +180,25 @@ def search_program(
     if result.choice is None:
         explained = explain_infeasible(result, costs, cluster, options, prices)
         return Outcome(None, explained, program, seconds)
-    whole = costs.chains(1, result.choice.microbatch)[0]
-    flops = sum(b.flops for b in whole.blocks) / result.choice.microbatch
+    flops = costs.flops_per_sample(result.choice.microbatch)
+    kinds, notes = costs.blocks.kinds, costs.all_notes()
     found = build_plan(
-        program,
-        cluster,
-        result,
-        sizes,
-        global_batch_size,
-        costs.blocks.kinds,
-        flops,
-        seconds,
-        costs.all_notes(),
+        program, cluster, result, sizes, global_batch_size, kinds, flops, seconds, notes
     )
     return Outcome(found, result, program, seconds)
+
+
+def whole_batch(pins: Pins) -> Pins:
+    """Pins for a loss that can't be put together from parts of the batch."""
+    for name, value in (("dp", pins.dp), ("microbatches", pins.microbatches)):
+        if value not in (None, 1):
+            raise UsageError(
+                f"{name}={value}, but the loss is no mean or sum over samples that could be "
+                "recognised: its parts can't be combined",
+                next_step="return F.cross_entropy, a mean or a sum over the batch; or leave the "
+                "batch whole (dp=1,microbatches=1)",
+            )
+    return replace(pins, dp=1, microbatches=1)
 
 
 def model_costs(

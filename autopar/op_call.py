@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.program import TensorType, module_path
+from autopar.program import TensorType, is_differentiable, module_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def types_of(node: fx.Node, bindings: Bindings) -> tuple[TensorType, ...]:
     values = value if isinstance(value, list | tuple) else [value]
     grad = bool(node.meta.get("requires_grad", False))
     return tuple(
-        TensorType(bindings.shape(v), v.dtype, grad and v.is_floating_point())
+        TensorType(bindings.shape(v), v.dtype, grad and is_differentiable(v))
         for v in values
         if isinstance(v, torch.Tensor)
     )

@@ -50,6 +50,7 @@ class Program:
     """A forward graph that ends in a scalar loss.
 
     `symbols` maps `batch`/`sequence` to the symbol of the graph's shapes (absent when static);
+    `loss_combines`: the loss of a batch follows from those of its parts.
     `sizes` holds the sizes the shapes are bound to (from the example, or from the plan).
     `parameters` maps each fully qualified name to (shape, dtype as stored, trainable); tied names
     are aliases.
@@ -63,7 +64,7 @@ class Program:
     sizes: dict[str, int] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    replicated_ops: tuple[str, ...] = ()
+    loss_combines: bool = True
 
     @property
     def graph(self) -> fx.Graph:
@@ -100,6 +101,11 @@ class Program:
         return replace(self, graph_module=graph_module, **changes)
 
 
+def is_differentiable(value: torch.Tensor) -> bool:
+    """Whether autograd can reach values of this dtype."""
+    return value.is_floating_point() or value.is_complex()
+
+
 def outputs_of(graph: fx.Graph) -> list[fx.Node]:
     """The values that a graph returns: its output is always one flat tuple."""
     values = graph.output_node().args[0]
@@ -114,10 +120,10 @@ def copy_graph(graph: fx.GraphModule) -> fx.GraphModule:
     for node in graph.graph.nodes:
         values[node] = made.node_copy(node, lambda n: values[n])
         values[node].meta = dict(node.meta)
-    module = fx.GraphModule(torch.nn.Module(), made)
+    root = torch.nn.Module()
     for name, buffer in graph.named_buffers():
-        module.register_buffer(name, buffer, persistent=False)
-    return module
+        root.register_buffer(name, buffer, persistent=False)
+    return fx.GraphModule(root, made)
 
 
 def _symbol_names(program: Program) -> dict[str, str]:

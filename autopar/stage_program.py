@@ -71,7 +71,8 @@ class StageProgram:
     target tokens of that batch as a 0-dim tensor; `loss` is then a mean over those tokens.
     `batch_inputs` are split into micro-batches along dim 0 (their shapes are one micro-batch's),
     except
-    those named in `whole_inputs`, which every micro-batch sees whole.
+    those named in `whole_inputs`, which every micro-batch sees whole. `sums`: the loss is a sum
+    over the batch, so losses of micro-batches are added as they are.
     """
 
     index: int
@@ -90,3 +91,4 @@ class StageProgram:
     loss: str | None = None
     batch_inputs: dict[str, ValueSpec] = field(default_factory=dict)
     whole_inputs: frozenset[str] = frozenset()
+    sums: bool = False

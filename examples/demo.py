@@ -53,7 +53,6 @@ def build_model() -> LlamaForCausalLM:
         num_attention_heads=6,
         num_key_value_heads=6,
         max_position_embeddings=SEQUENCE,
-        use_cache=False,
     )
     return LlamaForCausalLM(config)
 

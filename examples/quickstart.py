@@ -24,7 +24,6 @@ def main() -> None:
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=4,
-        use_cache=False,
     )
     model = LlamaForCausalLM(config)
     example = next(batches(BATCH, SEQUENCE, steps=1, seed=0))

@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 
 from autopar.errors import CaptureError
 from autopar.passes.analysis.aliases import memory_roots, read_later, written
-from autopar.program import GraphInput, Program, user_line
+from autopar.program import GraphInput, Program, is_differentiable, user_line
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 _KINDS = {
@@ -42,6 +42,10 @@ def capture(
     """
     args, kwargs = split_inputs(example_inputs)
     twin = meta_twin(model, dtype)
+    config = getattr(twin, "config", None)
+    if getattr(config, "use_cache", False):
+        # Generation's cache is no part of a training step, and torch.export can't return it.
+        config.use_cache = False  # type: ignore[union-attr]
     args, kwargs = _to_meta(args), _to_meta(kwargs)
     failure: Exception | None = None
     for dims in _dynamic_candidates(args, kwargs):
@@ -328,7 +332,7 @@ def _mark_gradients(graph: fx.Graph, inputs: list[GraphInput], model: nn.Module)
     roots = {i.name for i in inputs if i.kind == "parameter" and i.target in trainable}
     for node in graph.nodes:
         value = node.meta.get("val")
-        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        floating = isinstance(value, torch.Tensor) and is_differentiable(value)
         floating = floating or isinstance(value, list | tuple)
         if node.op == "placeholder":
             node.meta["requires_grad"] = node.name in roots

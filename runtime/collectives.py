@@ -25,22 +25,27 @@ _ops = torch.ops.autopar
 # Kernels.
 
 
+def _wire(x: Tensor) -> Tensor:
+    """What is sent: backends know no complex numbers, only their parts."""
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
 def _all_reduce(x: Tensor, group: str) -> Tensor:
     total = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=resolve_group(group))
+    dist.all_reduce(_wire(total), group=resolve_group(group))
     return total
 
 
 def _all_gather(x: Tensor, dim: int, ranks: int, group: str) -> Tensor:
     whole = x.new_empty((ranks * x.shape[0], *x.shape[1:]))
-    all_gather_single(whole, x.contiguous(), group=resolve_group(group))
+    all_gather_single(_wire(whole), _wire(x.contiguous()), group=resolve_group(group))
     return whole if dim == 0 else torch.cat(whole.chunk(ranks), dim)
 
 
 def _reduce_scatter(x: Tensor, dim: int, ranks: int, group: str) -> Tensor:
     rows = x.contiguous() if dim == 0 else torch.cat(x.chunk(ranks, dim))
     piece = x.new_empty(_piece_shape(x, dim, ranks))
-    reduce_scatter_single(piece, rows, group=resolve_group(group))
+    reduce_scatter_single(_wire(piece), _wire(rows), group=resolve_group(group))
     return piece
 
 
@@ -60,7 +65,7 @@ def _pad(x: Tensor, dim: int, ranks: int, group: str) -> Tensor:
 def _all_to_all(x: Tensor, dim_from: int, dim_to: int, ranks: int, group: str) -> Tensor:
     outgoing = torch.stack(x.chunk(ranks, dim_to))
     incoming = torch.empty_like(outgoing)
-    dist.all_to_all_single(incoming, outgoing, group=resolve_group(group))
+    dist.all_to_all_single(_wire(incoming), _wire(outgoing), group=resolve_group(group))
     return torch.cat(incoming.unbind(0), dim_from)
 
 

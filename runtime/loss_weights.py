@@ -27,11 +27,15 @@ def count_targets(program: StageProgram, microbatches: list[dict[str, Tensor]]) 
     return [float(value) for value in torch.stack([c.double() for c in counts]).tolist()]
 
 
-def loss_weights(counts: list[float], total: float, microbatches: int, dp: int) -> list[float]:
-    """One weight per microbatch; over all microbatches and dp ranks they sum to 1.
+def loss_weights(
+    counts: list[float], total: float, microbatches: int, dp: int, *, sums: bool = False
+) -> list[float]:
+    """One weight per microbatch; over all microbatches and dp ranks they sum to 1 (`sums`: all 1).
 
     `counts` empty: every microbatch alike. Raises `PlanError` when there are counts but no target.
     """
+    if sums:
+        return [1.0] * microbatches
     if not counts:
         return [1.0 / (microbatches * dp)] * microbatches
     if total == 0:

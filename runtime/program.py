@@ -176,7 +176,7 @@ class DistributedProgram:
         (total,) = together(ranks, error, (mine,))
         if self._counts and total == 0:
             raise no_targets()
-        weights = loss_weights(counts, total, number, ranks.mesh.dp)
+        weights = loss_weights(counts, total, number, ranks.mesh.dp, sums=self._program.sums)
         return local, torch.tensor(weights, dtype=torch.float64).to(ranks.device)
 
     def _set_gradients_aside(self) -> dict[nn.Parameter, Tensor]:

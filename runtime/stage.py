@@ -60,7 +60,10 @@ class BlockModule(ParameterSlots):
 
         Only when nothing moves the parameters' memory in between.
         """
-        self._kept = self._parameters_for_graph()
+        # Without a cast there is nothing to save, and reads that outlive a microbatch would keep
+        # all its fresh gradients alive until its backward ends.
+        casts = any(getattr(o, slot).dtype != dtype for o, slot, dtype in self._reads)
+        self._kept = self._parameters_for_graph() if casts else None
 
     def release_parameters(self) -> None:
         self._kept = None

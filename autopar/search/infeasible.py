@@ -33,12 +33,12 @@ from autopar.search.options import Pins, SearchOptions, stage_starts
 from autopar.search.partition import smallest_maximum
 from autopar.search.result import Choice, Infeasible, Relaxation, SearchResult
 from autopar.search.stages import legal_intervals
+from autopar.units import format_bytes
 
 # Prices for another precision or cluster; None where they can't be made.
 ProviderFactory = Callable[[str, Cluster], CostProvider | None]
 # Beyond this many distinct block sizes not every threshold of `least_bytes` is tried.
 THRESHOLDS = 64
-GIB = 2**30
 
 
 def explain_infeasible(
@@ -70,11 +70,11 @@ def infeasible_error(result: SearchResult) -> InfeasibleError:
     found = result.infeasible
     if found is None:
         return InfeasibleError(
-            f"no plan fits in {result.memory_limit / GIB:.2f} GiB per rank",
+            f"no plan fits in {format_bytes(result.memory_limit)} per rank",
             next_step="raise the memory limit or free the pins",
         )
     helps = [r.change for r in found.relaxations if r.fits]
-    step = f"raise the memory limit to {found.smallest_bytes / GIB:.2f} GiB"
+    step = f"raise the memory limit to {format_bytes(found.smallest_bytes)}"
     return InfeasibleError(explain(found), next_step=" or: ".join([step, *helps[:2]]))
 
 
@@ -237,14 +237,14 @@ def larger(cluster: Cluster, factor: int) -> Cluster:
 def explain(found: Infeasible) -> str:
     """The report for a reader: by how much it does not fit, and what would."""
     lines = [
-        f"nothing fits in {found.limit / GIB:.2f} GiB per rank; the least that any plan of this"
-        f" space needs is {found.smallest_bytes / GIB:.2f} GiB ({found.smallest.describe()})"
+        f"nothing fits in {format_bytes(found.limit)} per rank; the least that any plan of this"
+        f" space needs is {format_bytes(found.smallest_bytes)} ({found.smallest.describe()})"
     ]
     for change in found.relaxations:
         if change.fits and change.step_seconds is not None and change.peak_bytes is not None:
             lines.append(
                 f"  fits with {change.change}: {change.step_seconds:.4g} s per step,"
-                f" {change.peak_bytes / GIB:.2f} GiB ({change.plan})"
+                f" {format_bytes(change.peak_bytes)} ({change.plan})"
             )
         else:
             lines.append(f"  not enough: {change.change}")

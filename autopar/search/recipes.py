@@ -20,6 +20,7 @@ from autopar.search.bounds import bound
 from autopar.search.options import SearchOptions
 from autopar.search.result import Choice, RecipeScore
 from autopar.search.space import divisors, microbatch_sizes
+from autopar.units import format_bytes
 
 SIZES = (1, 2, 4, 8)
 
@@ -76,7 +77,7 @@ class _Scorer:
             if best is not None:
                 return RecipeScore(name, True, best)
         if least is not None:
-            reason = f"needs at least {least / 2**30:.1f} GiB of {self.limit / 2**30:.1f} GiB"
+            reason = f"needs at least {format_bytes(least)} of {format_bytes(self.limit)}"
         return RecipeScore(name, False, None, reason)
 
     def _settings(self, mesh: Mesh, zero: int) -> Iterator[Setting]:

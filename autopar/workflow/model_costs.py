@@ -21,6 +21,7 @@ from autopar.op_call import Bindings, types_of
 from autopar.parts import Parts, Slot
 from autopar.passes.analysis.block_costs import block_cost
 from autopar.passes.analysis.blocks import analyse_blocks
+from autopar.passes.analysis.loss_form import loss_form
 from autopar.passes.analysis.strategies import (
     Axis,
     build_problem,
@@ -45,11 +46,18 @@ from autopar.search.placements import Model
 PRICES = (0.0, 1e-12, 1e-10)
 
 
+WHOLE_BATCH = (
+    "the loss is no mean or sum over samples that could be recognised, so the batch is not split: "
+    "dp 1, one micro-batch"
+)
+
+
 def prepare(program: Program, sizes: dict[str, int]) -> Program:
     """The front half of the passes: what the search and the back half start from."""
     own = program.with_graph(copy_graph(program.graph_module))
     parts, _ = run_passes(Parts(own, sizes=sizes), front_pipeline())
-    return parts.program
+    form = loss_form(parts.program)
+    return replace(parts.program, loss_combines=form.kind != "unknown")
 
 
 @dataclass(frozen=True)
@@ -145,6 +153,10 @@ class ModelCosts:
             self._optimistic[key] = ChainCost("", "bound", blocks)
         return self._optimistic[key]
 
+    def flops_per_sample(self, microbatch: int) -> float:
+        """Forward and backward of the whole model, nothing split and nothing recomputed."""
+        return sum(b.flops for b in self.chains(1, microbatch)[0].blocks) / microbatch
+
     def all_notes(self) -> tuple[str, ...]:
         """What the search left out, and ops without a rule (they are replicated)."""
         found = [f"op without a sharding rule, replicated: {op}" for op in self.unknown]
@@ -152,6 +164,8 @@ class ModelCosts:
             found.append(
                 f"the batch could not be captured as a symbol: microbatch is {self.sizes['batch']}"
             )
+        if not self.program.loss_combines:
+            found.append(WHOLE_BATCH)
         return (*found, *self.notes)
 
     def placed_graph(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 
 import torch
 from torch import fx
@@ -61,3 +62,27 @@ def _aliased(node: fx.Node) -> fx.Node | None:
         if given & set(info.before_set) or "*" in info.after_set:
             return value
     return None
+
+
+def ancestors(
+    graph: fx.Graph, wanted: Iterable[fx.Node], *, through_sizes: bool = True
+) -> set[fx.Node]:
+    """All that `wanted` is computed from: inputs of inputs, and what writes into their memory.
+
+    Without `through_sizes` a tensor of which only the size is used is no ancestor.
+    """
+    roots = memory_roots(graph)
+    writers: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.nodes:
+        for changed in written(node):
+            writers.setdefault(roots[changed], []).append(node)
+    found: set[fx.Node] = set()
+    stack = list(wanted)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            size = isinstance(node.meta.get("val"), torch.SymInt | int)
+            stack += node.all_input_nodes if through_sizes or not size else []
+            stack += writers.get(roots[node], [])
+    return found

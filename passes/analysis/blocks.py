@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from autopar.program import Program, module_path, module_paths, tensors_of
+from autopar.errors import CaptureError
+from autopar.passes.analysis.aliases import memory_roots, written
+from autopar.program import Program, module_path, module_paths, tensors_of, user_line
 
 _NUMBERED = re.compile(r"^(.+\.)?\d+$")
 FIRST, LAST = "embed", "head"
@@ -71,13 +73,34 @@ def analyse_blocks(program: Program) -> Blocks:
             index = home[node]
             (shared if index is None else blocks[index].nodes).append(node)
     chain = [b for b in blocks if b.nodes]
+    _refuse_writes(program, home)
     _signatures(program, chain, shared)
     kinds: dict[str, list[str]] = {}
     digests: dict[str, str] = {}
     for block in chain:
-        block.kind = digests.setdefault(_digest(block), block.name)
+        block.kind = digests.setdefault(_digest(program, block), block.name)
         kinds.setdefault(block.kind, []).append(block.name)
     return Blocks(chain, shared, {k: tuple(v) for k, v in kinds.items()})
+
+
+def _refuse_writes(program: Program, home: dict[fx.Node, int | None]) -> None:
+    """Writes in place are kept among shared values only, and before any block reads that memory.
+
+    Blocks run on slices: a write into a view of what has become a slice would be lost.
+    """
+    roots = memory_roots(program.graph)
+    read: set[fx.Node] = set()
+    for node in program.graph.nodes:
+        if node.op != "call_function":
+            continue
+        changed = written(node)
+        if changed and (home[node] is not None or any(roots[c] in read for c in changed)):
+            raise CaptureError(
+                f"{node.target} writes in place into {changed[0].name} ({user_line(node)})",
+                next_step="use the out-of-place form there (torch.where, masked_fill, cat)",
+            )
+        if home[node] is not None:
+            read |= {roots[n] for n in node.all_input_nodes}
 
 
 def _needs_parameters(program: Program) -> dict[fx.Node, bool]:
@@ -168,7 +191,7 @@ def _signatures(program: Program, chain: list[Block], shared: list[fx.Node]) -> 
         block.writes = [n for n in block.nodes if n in outside or n.name == program.loss]
 
 
-def _digest(block: Block) -> str:
+def _digest(program: Program, block: Block) -> str:
     """Equal for blocks that do the same on tensors of the same shapes."""
     digest = hashlib.sha256()
     index: dict[fx.Node, int] = {}
@@ -176,7 +199,9 @@ def _digest(block: Block) -> str:
         for source in node.all_input_nodes:
             if source not in index:
                 index[source] = len(index)
-                digest.update(f"in {source.op == 'placeholder'} {_type(source)};".encode())
+                constant = source.name if source.name in program.constants else ""
+                label = f"in {source.op == 'placeholder'} {constant} {_type(source)};"
+                digest.update(label.encode())
         args = fx.map_arg((node.args, node.kwargs), lambda n: index[n])
         index[node] = len(index)
         digest.update(f"{node.target} {args} {_type(node)};".encode())

@@ -12,7 +12,9 @@ from torch import fx
 
 from autopar.op_call import Bindings
 from autopar.parts import Parts, Slot
+from autopar.passes.analysis.aliases import ancestors
 from autopar.passes.analysis.blocks import Block, Blocks, analyse_blocks
+from autopar.passes.analysis.loss_form import loss_form
 from autopar.passes.rewrite.specialize import cut
 from autopar.program import Program, outputs_of, tensors_of
 
@@ -63,25 +65,20 @@ def cut_shared(program: Program, blocks: Blocks, bindings: Bindings) -> fx.Graph
 
 
 def cut_count(program: Program, blocks: Blocks, bindings: Bindings) -> fx.GraphModule | None:
-    """The graph that counts the targets the loss is a mean over; None when it is no such mean."""
-    loss = next(n for n in program.graph.nodes if n.name == program.loss)
-    if getattr(loss.target, "_opname", "") != "cross_entropy_loss":
+    """The graph that counts what the loss is a mean over; None when all parts count alike."""
+    form = loss_form(program)
+    if form.count is None:
         return None
-    reduction = loss.args[3] if len(loss.args) > 3 else loss.kwargs.get("reduction", 1)
-    target = loss.args[1]
-    free = set(blocks.shared) | set(program.graph.find_nodes(op="placeholder"))
-    if reduction != 1 or not isinstance(target, fx.Node) or target not in free:
-        return None
-    ignore = loss.args[4] if len(loss.args) > 4 else loss.kwargs.get("ignore_index", -100)
-    module = cut_free(program, blocks, [target], bindings)
-    output = module.graph.output_node()
-    with module.graph.inserting_before(output):
-        valid = module.graph.call_function(
-            torch.ops.aten.ne.Scalar, (outputs_of(module.graph)[0], ignore)
-        )
-        total = module.graph.call_function(torch.ops.aten.sum.default, (valid,))
-    output.args = ((total,),)
-    module.recompile()
+    module = cut_free(program, blocks, [form.count], bindings)
+    if form.kind == "targets":
+        output = module.graph.output_node()
+        with module.graph.inserting_before(output):
+            valid = module.graph.call_function(
+                torch.ops.aten.ne.Scalar, (outputs_of(module.graph)[0], form.ignore)
+            )
+            total = module.graph.call_function(torch.ops.aten.sum.default, (valid,))
+        output.args = ((total,),)
+        module.recompile()
     return module
 
 
@@ -89,13 +86,7 @@ def cut_free(
     program: Program, blocks: Blocks, wanted: list[fx.Node], bindings: Bindings
 ) -> fx.GraphModule:
     """The part of the shared nodes that `wanted` needs."""
-    needed: set[fx.Node] = set()
-    stack = list(wanted)
-    while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack += node.all_input_nodes
+    needed = ancestors(program.graph, wanted)
     inputs = [
         n
         for n in program.graph.find_nodes(op="placeholder")

@@ -43,7 +43,7 @@ def localize_shapes(graph: fx.GraphModule, ranks: int) -> None:
             continue
         shapes = [tuple(v.shape) for v in values]
         node.meta["global_shape"] = shapes[0]
-        if ranks == 1:
+        if ranks == 1 or node.op == "get_attr":
             continue
         expected = [placement.local_shape(s, ranks) for s in shapes]
         if node.op == "placeholder":

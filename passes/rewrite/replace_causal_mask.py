@@ -17,6 +17,7 @@ from torch import fx
 
 from autopar.op_call import Bindings
 from autopar.parts import Parts
+from autopar.passes.analysis.aliases import ancestors
 from autopar.passes.rewrite.simplify import drop_unused
 from autopar.passes.rewrite.specialize import cut
 from autopar.program import Program
@@ -49,20 +50,10 @@ class ReplaceCausalMask:
 
 def is_causal(program: Program, mask: fx.Node, sizes: dict[str, int]) -> bool:
     """Whether `mask` is causal for every batch: it depends on sizes alone, and equals that mask."""
-    nodes: set[fx.Node] = set()
-    stack = [mask]
-    while stack:
-        node = stack.pop()
-        if node in nodes:
-            continue
-        if node.op != "call_function":
-            # Sizes of inputs are constants; their contents are not.
-            return False
-        nodes.add(node)
-        value = node.meta.get("val")
-        if isinstance(value, torch.SymInt | int):
-            continue
-        stack += node.all_input_nodes
+    # Sizes of inputs are constants; their contents are not.
+    nodes = ancestors(program.graph, [mask], through_sizes=False)
+    if any(node.op != "call_function" for node in nodes):
+        return False
     bindings = Bindings(
         program.symbols, {**sizes, "batch": 1 if "batch" in program.symbols else sizes["batch"]}
     )

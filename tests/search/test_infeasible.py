@@ -73,7 +73,7 @@ def test_relaxations_come_in_order_and_are_solved():
         if relaxation.fits:
             assert relaxation.peak_bytes <= options.memory_limit and relaxation.step_seconds > 0
     text = explain(found)
-    assert "nothing fits in 0.15 GiB per rank" in text and "not enough: " in text
+    assert "nothing fits in 150.0 MiB per rank" in text and "not enough: " in text
 
 
 def test_more_ranks_are_tried_on_a_larger_cluster():

@@ -1,65 +1,79 @@
-"""Who shares memory, who writes into it, and who would notice."""
+"""Writes in place: who shares memory, what a value is computed from, and what is refused."""
 
 from __future__ import annotations
 
+import pytest
 import torch
-from torch import fx
+from torch import Tensor, nn
 
-from autopar.passes.analysis.aliases import memory_roots, read_later, written
-
-aten = torch.ops.aten
-
-
-def graph_of(*calls):  # type: ignore[no-untyped-def]
-    """Nodes by name: `calls` are (name, target, args), where strings name nodes."""
-    graph = fx.Graph()
-    nodes = {"x": graph.placeholder("x")}
-    for name, target, args in calls:
-        nodes[name] = graph.call_function(
-            target, tuple(nodes.get(a, a) if isinstance(a, str) else a for a in args)
-        )
-    graph.output(nodes[calls[-1][0]])
-    return graph, nodes
+from autopar.errors import CaptureError
+from autopar.op_call import Bindings
+from autopar.passes.analysis.aliases import ancestors, memory_roots, written
+from autopar.passes.analysis.blocks import analyse_blocks
+from autopar.passes.capture import capture
+from autopar.passes.rewrite.cut_blocks import cut_shared
+from autopar.program import Program
 
 
-def test_views_share_memory_and_computed_values_do_not() -> None:
-    graph, n = graph_of(
-        ("v", aten.view.default, ("x", [4])),
-        ("t", aten.t.default, ("v",)),
-        ("y", aten.neg.default, ("t",)),
-        ("s", aten.split.Tensor, ("y", 2)),
-        ("g", __import__("operator").getitem, ("s", 0)),
-    )
-    roots = memory_roots(graph)
-    assert roots[n["t"]] is n["x"] and roots[n["y"]] is n["y"] and roots[n["g"]] is n["y"]
+class Masked(nn.Module):
+    """Builds a mask with a write into a view, outside any layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.zeros(x.shape[0], 6, device=x.device)
+        mask[:, 1:] = 3.0
+        for layer in self.layers:
+            x = layer(x) + mask
+        return x.square().mean()
 
 
-def test_ops_in_place_write_their_first_operand() -> None:
-    graph, n = graph_of(("y", aten.neg.default, ("x",)), ("z", aten.add_.Tensor, ("y", 1)))
-    assert written(n["z"]) == [n["y"]] and written(n["y"]) == []
-    assert memory_roots(graph)[n["z"]] is n["y"]
+def _program(model: nn.Module) -> Program:
+    return capture(model, {"x": torch.randn(4, 6)})
 
 
-def test_batch_norm_writes_its_statistics_only_in_training() -> None:
-    for training in (True, False):
-        _, n = graph_of(
-            ("m", aten.zeros.default, ([4],)),
-            ("v", aten.zeros.default, ([4],)),
-            ("y", aten.batch_norm.default, ("x", None, None, "m", "v", training, 0.1, 1e-5, False)),
-        )
-        assert written(n["y"]) == ([n["m"], n["v"]] if training else [])
+def test_writes_are_ancestors_of_what_they_change() -> None:
+    program = _program(Masked())
+    writes = [n for n in program.graph.nodes if written(n)]
+    assert writes and all(not n.users for n in writes)
+    base = memory_roots(program.graph)[written(writes[0])[0]]
+    assert set(writes) <= ancestors(program.graph, [base])
 
 
-def test_a_write_is_noticed_by_other_names_only() -> None:
-    calls = [
-        ("y", aten.neg.default, ("x",)),
-        ("v", aten.slice.Tensor, ("y", 0, 0, 1)),
-        ("w", aten.mul_.Tensor, ("v", 2)),
-    ]
-    for last, noticed in (
-        (("z", aten.neg.default, ("y",)), True),
-        (("z", aten.neg.default, ("w",)), False),
-    ):
-        graph, n = graph_of(*calls, last)
-        order = {node: i for i, node in enumerate(graph.nodes)}
-        assert read_later(n["w"], n["v"], memory_roots(graph), order) == noticed
+def test_shared_values_keep_their_writes() -> None:
+    program = _program(Masked())
+    blocks = analyse_blocks(program)
+    shared = cut_shared(program, blocks, Bindings(program.symbols, {**program.sizes, "batch": 2}))
+    assert shared is not None
+    for node in shared.graph.nodes:
+        if isinstance(node.kwargs.get("device"), torch.device):
+            node.update_kwarg("device", torch.device("cpu"))
+    shared.recompile()
+    inputs = [torch.randn(2, 6) for _ in shared.graph.find_nodes(op="placeholder")]
+    values = shared(*inputs)
+    expected = torch.tensor([0.0, 3, 3, 3, 3, 3]).expand(2, 6)
+    assert any(v.shape == expected.shape and torch.equal(v, expected) for v in values)
+
+
+class WritesInLayer(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.zeros_like(x)
+        mask[:, 1:] = 3.0
+        return x + mask
+
+
+def test_a_write_inside_a_block_is_refused() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(6, 6), WritesInLayer(), nn.Linear(6, 6)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x.square().mean()
+
+    with pytest.raises(CaptureError, match="in place"):
+        analyse_blocks(_program(Model()))

@@ -1,0 +1,117 @@
+"""How the losses of micro-batches combine into the loss of the batch, read off the graph.
+
+| form      | the loss is                                           | weight of a micro-batch     |
+| --------- | ----------------------------------------------------- | --------------------------- |
+| `targets` | a mean over the targets that are not ignored          | its share of those targets  |
+| `ratio`   | a sum over the batch, divided by a count of the batch | its share of that count     |
+| `mean`    | a mean over elements, as many for every sample        | 1 / number of micro-batches |
+| `sum`     | a sum over the batch                                  | 1                           |
+| `unknown` | anything else                                         | none: the batch stays whole |
+
+Scaling by a constant, casts and sums of one form keep the form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.program import Program
+
+_SAME = frozenset(
+    ["to", "_to_copy", "view", "reshape", "squeeze", "unsqueeze", "clone", "contiguous", "neg"]
+)
+# Position of `reduction` among the arguments; 1 is mean, 2 is sum.
+_ELEMENTWISE = {
+    "mse_loss": 2, "l1_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2,
+    "binary_cross_entropy_with_logits": 4, "soft_margin_loss": 2,
+}  # fmt: skip
+_CLASSES = frozenset(["cross_entropy_loss", "nll_loss", "nll_loss_nd"])
+
+
+@dataclass(frozen=True)
+class LossForm:
+    """`count`: for `targets` the target tensor, for `ratio` the divisor."""
+
+    kind: str
+    count: fx.Node | None = None
+    ignore: int = -100
+
+
+UNKNOWN = LossForm("unknown")
+
+
+def loss_form(program: Program) -> LossForm:
+    """The form of the program's loss."""
+    free = _parameter_free(program)
+    loss = next(n for n in program.graph.nodes if n.name == program.loss)
+    return _form(program, loss, free)
+
+
+def _parameter_free(program: Program) -> set[fx.Node]:
+    roots = {i.name for i in program.inputs if i.kind == "parameter"}
+    found: set[fx.Node] = set()
+    for node in program.graph.nodes:
+        if node.name not in roots and all(n in found for n in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _form(program: Program, node: Any, free: set[fx.Node]) -> LossForm:
+    name = str(getattr(getattr(node, "target", None), "_opname", ""))
+    args = node.args if isinstance(node, fx.Node) else ()
+    if name in _SAME:
+        return _form(program, args[0], free)
+    if name in ("mul", "div") and not isinstance(args[1], fx.Node):
+        return _form(program, args[0], free)
+    if name == "div" and isinstance(args[1], fx.Node) and args[1] in free:
+        top, bottom = _form(program, args[0], free), _form(program, args[1], free)
+        both = top.kind == bottom.kind == "sum"
+        return LossForm("ratio", args[1]) if both else UNKNOWN
+    if name in ("add", "sub") and isinstance(args[1], fx.Node) and not node.kwargs:
+        first, second = _form(program, args[0], free), _form(program, args[1], free)
+        return first if first == second else UNKNOWN
+    if name in _CLASSES:
+        return _of_classes(program, node, free)
+    if name in _ELEMENTWISE:
+        return _reduced(program, args[0], _argument(node, _ELEMENTWISE[name], "reduction", 1))
+    if name in ("sum", "mean") and not node.meta["val"].dim():
+        return _reduced(program, args[0], 2 if name == "sum" else 1)
+    return UNKNOWN
+
+
+def _of_classes(program: Program, node: fx.Node, free: set[fx.Node]) -> LossForm:
+    """Cross entropy and negative log likelihood; class weights change what is counted."""
+    target = node.args[1]
+    reduction = _argument(node, 3, "reduction", 1)
+    if _argument(node, 2, "weight", None) is not None or not isinstance(target, fx.Node):
+        return UNKNOWN
+    if target.meta["val"].is_floating_point() or reduction == 2:
+        return _reduced(program, target, reduction)
+    if reduction != 1 or target not in free:
+        return UNKNOWN
+    return LossForm("targets", target, int(_argument(node, 4, "ignore_index", -100)))
+
+
+def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def _reduced(program: Program, source: Any, reduction: Any) -> LossForm:
+    """Over elements of which every sample has as many: the first dim is made of the batch."""
+    value = source.meta.get("val") if isinstance(source, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or not value.dim() or reduction not in (1, 2):
+        return UNKNOWN
+    size: Any = value.shape[0]
+    symbol = program.symbols.get("batch")
+    if symbol is not None:
+        expr = size.node.expr if isinstance(size, torch.SymInt) else None
+        batched = expr is not None and not (expr / symbol).has(symbol)
+    else:
+        batched = size % program.sizes["batch"] == 0
+    if not batched:
+        return UNKNOWN
+    return LossForm("mean" if reduction == 1 else "sum")

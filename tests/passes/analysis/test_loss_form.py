@@ -1,0 +1,104 @@
+"""How micro-batch losses combine: recognised forms, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autopar.passes.analysis.loss_form import loss_form
+from autopar.passes.capture import capture
+from autopar.workflow.model_costs import prepare
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Classifier(nn.Module):
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 5)
+        self.loss = loss
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(self.layer(x), labels)
+
+
+def _form(loss: Loss) -> str:
+    inputs = {"x": torch.randn(4, 8), "labels": torch.zeros(4, dtype=torch.long)}
+    program = capture(Classifier(loss), inputs)
+    return loss_form(program).kind
+
+
+def _masked_mean(logits: Tensor, labels: Tensor) -> Tensor:
+    each = F.cross_entropy(logits, labels, reduction="none")
+    mask = (labels > 0).float()
+    return (each * mask).sum() / mask.sum()
+
+
+FORMS: dict[str, tuple[str, Loss]] = {
+    "cross entropy": ("targets", F.cross_entropy),
+    "half of it": ("targets", lambda x, y: F.cross_entropy(x, y) * 0.5),
+    "in another dtype": ("targets", lambda x, y: F.cross_entropy(x.double(), y).float()),
+    "negative log likelihood": ("targets", lambda x, y: F.nll_loss(x.log_softmax(1), y)),
+    "smoothed": ("targets", lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1)),
+    "summed": ("sum", lambda x, y: F.cross_entropy(x, y, reduction="sum")),
+    "mean of squares": ("mean", lambda x, y: x.square().mean()),
+    "two means": ("mean", lambda x, y: x.square().mean() + x.abs().mean()),
+    "masked mean": ("ratio", _masked_mean),
+    "class weights": ("unknown", lambda x, y: F.cross_entropy(x, y, torch.ones_like(x[0]))),
+    "two kinds of mean": ("unknown", lambda x, y: F.cross_entropy(x, y) + x.square().mean()),
+    "square root of a mean": ("unknown", lambda x, y: x.square().mean().sqrt()),
+    "mean over classes of a sum": ("unknown", lambda x, y: x.sum(0).mean()),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_form_is_recognised(name: str) -> None:
+    expected, loss = FORMS[name]
+    assert _form(loss) == expected
+
+
+@pytest.mark.parametrize("name", [n for n, (form, _) in FORMS.items() if form != "unknown"])
+def test_parts_combine_as_the_form_says(name: str) -> None:
+    """The definition itself, on numbers: weighted losses of two unequal halves give the whole."""
+    form, loss = FORMS[name]
+    torch.manual_seed(0)
+    logits, labels = torch.randn(6, 5, dtype=torch.float64), torch.tensor([1, 0, 3, -100, 2, 4])
+    if name == "masked mean":
+        labels = labels.clamp_min(0)
+    parts = [slice(0, 3), slice(3, 6)]
+    counts = {
+        "targets": [float((labels[p] != -100).sum()) for p in parts],
+        "ratio": [float((labels[p] > 0).sum()) for p in parts],
+        "mean": [1.0, 1.0],
+        "sum": [1.0, 1.0],
+    }[form]
+    total = 1.0 if form == "sum" else sum(counts)
+    combined = sum(
+        float(loss(logits[p], labels[p])) * c / total for p, c in zip(parts, counts, strict=True)
+    )
+    assert combined == pytest.approx(float(loss(logits, labels)), rel=1e-6)
+
+
+def test_unknown_form_keeps_the_batch_whole() -> None:
+    import autopar
+    from autopar.errors import UsageError
+
+    model = Classifier(lambda x, y: x.square().mean().sqrt())
+    inputs = {"x": torch.randn(4, 8), "labels": torch.zeros(4, dtype=torch.long)}
+    plan = autopar.plan(model, "cpu:1", example_inputs=inputs, global_batch_size=8)
+    assert (plan.mesh.dp, plan.microbatches) == (1, 1)
+    assert any("not split" in note for note in plan.notes)
+    with pytest.raises(UsageError, match="dp=2"):
+        autopar.plan(model, "cpu:2", example_inputs=inputs, global_batch_size=8, pins="dp=2")
+
+
+def test_prepare_marks_the_program() -> None:
+    inputs = {"x": torch.randn(4, 8), "labels": torch.zeros(4, dtype=torch.long)}
+    whole = capture(Classifier(lambda x, y: x.square().mean().sqrt()), inputs)
+    assert not prepare(whole, whole.sizes).loss_combines
+    parts = capture(Classifier(F.cross_entropy), inputs)
+    assert prepare(parts, parts.sizes).loss_combines
