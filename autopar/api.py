@@ -194,7 +194,7 @@ def whole_batch(pins: Pins) -> Pins:
         if value not in (None, 1):
             raise UsageError(
                 f"{name}={value}, but the loss is no mean or sum over samples that could be "
-                "recognised: its parts can't be combined",
+                "recognised, or samples depend on each other: parts can't be combined",
                 next_step="return F.cross_entropy, a mean or a sum over the batch; or leave the "
                 "batch whole (dp=1,microbatches=1)",
             )

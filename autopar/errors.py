@@ -11,6 +11,7 @@ class AutoparError(Exception):
     def __init__(self, message: str, *, next_step: str = "") -> None:
         self.message = message
         self.next_step = next_step
+        self.next_step = next_step
         super().__init__(f"{message}\n  next step: {next_step}" if next_step else message)
 
 

@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 
 from autopar.errors import CaptureError
 from autopar.passes.analysis.aliases import memory_roots, read_later, written
-from autopar.program import GraphInput, Program, is_differentiable, user_line
+from autopar.program import GraphInput, Program, is_differentiable, module_path, user_line
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 _KINDS = {
@@ -227,6 +227,7 @@ def _to_program(
             used_constants[placeholder] = _constant(exported, str(spec.target))
         target = str(spec.target)
         inputs.append(GraphInput(placeholder, kind, aliases.get(target, target)))
+    _refuse_regions(exported.graph)
     loss = _loss_output(exported)
     module = fx.GraphModule(torch.nn.Module(), exported.graph)
     symbols, sizes = _symbols(module.graph, inputs, args, kwargs)
@@ -261,6 +262,18 @@ def _constant(exported: ExportedProgram, target: str) -> torch.Tensor:
             next_step="register it with register_buffer",
         )
     return value
+
+
+def _refuse_regions(graph: fx.Graph) -> None:
+    """Regions of their own (no_grad, checkpoint, cond) are not rewritten."""
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise CaptureError(
+                f"module {module_path(node) or '(root)'!r} has a region {node.target} "
+                f"({user_line(node)})",
+                next_step="take no_grad (use detach), torch.utils.checkpoint (the planner decides "
+                "recomputation), autocast and torch.cond out of the forward",
+            )
 
 
 def _refuse_mutation(graph: fx.Graph, inputs: Sequence[GraphInput]) -> None:

@@ -74,7 +74,8 @@ def infeasible_error(result: SearchResult) -> InfeasibleError:
             next_step="raise the memory limit or free the pins",
         )
     helps = [r.change for r in found.relaxations if r.fits]
-    step = f"raise the memory limit to {format_bytes(found.smallest_bytes)}"
+    size = found.smallest_bytes
+    step = f"raise the memory limit to {format_bytes(size)} ({size} bytes)"
     return InfeasibleError(explain(found), next_step=" or: ".join([step, *helps[:2]]))
 
 

@@ -21,6 +21,7 @@ from autopar.op_call import Bindings, types_of
 from autopar.parts import Parts, Slot
 from autopar.passes.analysis.block_costs import block_cost
 from autopar.passes.analysis.blocks import analyse_blocks
+from autopar.passes.analysis.coupled_samples import coupling_op
 from autopar.passes.analysis.loss_form import loss_form
 from autopar.passes.analysis.strategies import (
     Axis,
@@ -47,8 +48,8 @@ PRICES = (0.0, 1e-12, 1e-10)
 
 
 WHOLE_BATCH = (
-    "the loss is no mean or sum over samples that could be recognised, so the batch is not split: "
-    "dp 1, one micro-batch"
+    "the loss is no mean or sum over samples that could be recognised, or samples depend on each "
+    "other, so the batch is not split: dp 1, one micro-batch"
 )
 
 
@@ -56,8 +57,8 @@ def prepare(program: Program, sizes: dict[str, int]) -> Program:
     """The front half of the passes: what the search and the back half start from."""
     own = program.with_graph(copy_graph(program.graph_module))
     parts, _ = run_passes(Parts(own, sizes=sizes), front_pipeline())
-    form = loss_form(parts.program)
-    return replace(parts.program, loss_combines=form.kind != "unknown")
+    alone = loss_form(parts.program).kind != "unknown" and coupling_op(parts.program) is None
+    return replace(parts.program, loss_combines=alone)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from autopar import errors
 from autopar.cluster import Cluster
-from autopar.errors import PlanError, UsageError
+from autopar.errors import AutoparError, PlanError, UsageError
 from autopar.plan_document import Plan
 from autopar.search.options import Pins, parse_pins
 
@@ -37,11 +38,15 @@ def decide_on_first_rank(ranks: Ranks, decide: Callable[[], Plan]) -> Plan:
     if ranks.rank == 0:
         try:
             box = [decide().to_dict()]
+        except AutoparError as error:
+            # As text: not every exception survives pickling, and then the others would wait.
+            box = [(type(error).__name__, error.message, error.next_step)]
         except Exception as error:
-            box = [error]
+            box = [("RuntimeFault", f"rank 0: {type(error).__name__}: {error}", "")]
     dist.broadcast_object_list(box, src=0, group=ranks.control)
-    if isinstance(box[0], Exception):
-        raise box[0]
+    if isinstance(box[0], tuple):
+        kind, message, step = box[0]
+        raise getattr(errors, kind)(message, next_step=step)
     return Plan.from_dict(box[0])
 
 

@@ -51,6 +51,18 @@ def loss_form(program: Program) -> LossForm:
     return _form(program, loss, free)
 
 
+def loss_tail(program: Program) -> set[fx.Node]:
+    """The ops from the reduction over the batch to the loss: they may mix samples."""
+    found: set[fx.Node] = set()
+    stack = [next(n for n in program.graph.nodes if n.name == program.loss)]
+    while stack:
+        node = stack.pop()
+        if node.op == "call_function" and node not in found and not node.meta["val"].dim():
+            found.add(node)
+            stack += node.all_input_nodes
+    return found
+
+
 def _parameter_free(program: Program) -> set[fx.Node]:
     roots = {i.name for i in program.inputs if i.kind == "parameter"}
     found: set[fx.Node] = set()

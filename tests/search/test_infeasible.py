@@ -93,7 +93,7 @@ def test_the_error_names_the_memory_that_would_work():
     explained = explain_infeasible(result, provider, provider.on, options)
     error = infeasible_error(explained)
     assert error.exit_code == 5
-    assert f"{explained.infeasible.smallest_bytes / 2**30:.2f} GiB" in error.next_step
+    assert f"{explained.infeasible.smallest_bytes} bytes" in error.next_step
     assert "nothing fits" in str(infeasible_error(explained))
     assert "no plan fits" in str(infeasible_error(result))
     document = explained.infeasible.to_dict()

@@ -1,0 +1,65 @@
+"""Samples that depend on each other are seen; ordinary models are not suspected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.passes.analysis.coupled_samples import coupling_op
+from autopar.passes.capture import capture
+from autopar.workflow.model_costs import prepare
+from autopar.workflow.verification import build_real
+
+MODELS = Path(__file__).parents[2] / "end_to_end" / "models.py"
+
+
+class Model(nn.Module):
+    def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.mix = mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(self.layer(x)).square().mean()
+
+
+def _mixes(mix: Callable[[Tensor], Tensor]) -> bool:
+    program = capture(Model(mix), {"x": torch.randn(4, 6)})
+    return coupling_op(program) is not None
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda h: h - h.mean(0, keepdim=True),
+        lambda h: h.softmax(0),
+        lambda h: h @ h.sum(0),
+        lambda h: h - h.amax(0),
+    ],
+)
+def test_mixing_is_seen(mix: Callable[[Tensor], Tensor]) -> None:
+    assert _mixes(mix)
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda h: h.softmax(1),
+        lambda h: h - h.mean(1, keepdim=True),
+        lambda h: h.view(-1, 2, 3).transpose(1, 2).reshape(-1, 6),
+        lambda h: torch.relu(h) * 2 + h,
+    ],
+)
+def test_samples_that_stay_apart(mix: Callable[[Tensor], Tensor]) -> None:
+    assert not _mixes(mix)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "gemma2"])
+def test_language_models_keep_samples_apart(name: str) -> None:
+    model, source = build_real(f"{MODELS}:{name}", None, 0)
+    program = capture(model, source.example_inputs)
+    assert prepare(program, program.sizes).loss_combines
