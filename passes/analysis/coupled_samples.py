@@ -57,7 +57,8 @@ def _follow(rule: Rule, dims: list[int | None]) -> int | None:
         if dim is not None and dim < len(operand) and operand[dim]
     }
     if len(factors) != 1:
-        return -1
+        # Two factors: every sample of one operand meets every sample of the other.
+        return None if factors else -1
     factor = factors.pop()
     if factor in rule.whole:
         return None

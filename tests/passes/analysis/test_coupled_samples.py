@@ -39,6 +39,8 @@ def _mixes(mix: Callable[[Tensor], Tensor]) -> bool:
         lambda h: h.softmax(0),
         lambda h: h @ h.sum(0),
         lambda h: h - h.amax(0),
+        lambda h: h @ h.transpose(0, 1) * 1.0,
+        lambda h: (h * 2) @ (h + 1).transpose(0, 1),
     ],
 )
 def test_mixing_is_seen(mix: Callable[[Tensor], Tensor]) -> None:
