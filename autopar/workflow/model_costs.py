@@ -139,7 +139,12 @@ class ModelCosts:
             if tp == 1:
                 self._chains[key] = [self._chain(kinds, {}, Replicate, 1, "whole")]
             else:
-                self._chains[key] = list(self._alternatives(kinds, tp))
+                found = list(self._alternatives(kinds, tp))
+                if not found and self.split_weights:
+                    self.notes[f"tp={tp}: not every weight can be split, some are whole"] = None
+                    self.split_weights = False
+                    found = list(self._alternatives(kinds, tp))
+                self._chains[key] = found
         return self._chains[key]
 
     def optimistic(self, tp: int, microbatch: int) -> ChainCost:
