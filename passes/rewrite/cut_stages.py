@@ -172,6 +172,13 @@ def _values(
         placement = Placement.parse(boundary) if kind.requires_grad else Replicate
         shape = placement.local_shape(kind.shape, ranks)
         found.append(ValueSpec(node.name, shape, kind.dtype, kind.requires_grad, placement))
+    alone = [v.name for v in found if not v.requires_grad]
+    if alone and len(alone) < len(found):
+        raise PlanError(
+            f"{alone[0]!r}, a value without gradient, passes from stage to stage beside values "
+            "that have one: the pipeline can't send both",
+            next_step="pin pp=1, or compute it in the block that reads it",
+        )
     return tuple(found)
 
 
