@@ -195,6 +195,10 @@ class DistributedProgram:
         sum_over(local_gradients(partial), self.ranks.group("tp"))
         for stages, group in sorted(self.ranks.tied.items()):
             tied = [p for fqn, p in self._parameters.items() if specs[fqn].stages == stages]
+            for parameter in tied:
+                # A stage may only read it without gradient: it still takes its part in the sum.
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
             sum_over(local_gradients(tied), group)
 
     def parameters(self) -> Iterator[nn.Parameter]:

@@ -125,6 +125,7 @@ def _stage(
     owned = {n for b in blocks.chain for n in b.nodes}
     wanted = list(dict.fromkeys(n for b in held for n in b.reads if n not in owned))
     shared = cut_free(program, blocks, wanted, bindings) if wanted else None
+    _refuse_empty(index, count, made)
     reads = _placeholders(shared)
     last = index == count - 1
     specifications = _batch(program.of_kind("input"), program.graph, bindings)
@@ -153,6 +154,15 @@ def _stage(
         sums=loss_form(program).kind == "sum",
         whole_inputs=frozenset(i.name for i in program.of_kind("input") if i.batch_dim < 0),
     )
+
+
+def _refuse_empty(index: int, count: int, made: list[BlockProgram]) -> None:
+    """The pipeline engine needs a parameter on every stage."""
+    if count > 1 and not any(b.parameters for b in made):
+        raise PlanError(
+            f"stage {index} ({made[0].name} to {made[-1].name}) holds no parameter",
+            next_step="move the cut so that every stage has one, or pin a smaller pp",
+        )
 
 
 def _placeholders(graph: fx.GraphModule | None) -> list[str]:
