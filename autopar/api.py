@@ -226,41 +226,41 @@ def compile(  # noqa: A001 - the name users look for
     """The distributed program of this rank; the same call on every rank, under torchrun.
 
     `mesh`: a `Cluster`, a `DeviceMesh` (its named dims pp, dp, tp pin those degrees), or None to
-    read the
-    ranks from torchrun. `plan`: a plan or plan file; without one, rank 0 searches and all ranks
-    get its plan.
-    `timeout_seconds` bounds every wait for another rank. `seed`: of the weights of a model on the
-    meta device.
-    The model is not changed; only this rank's shards of it are materialised.
+    read the ranks from torchrun. `plan`: a plan or plan file; without one, rank 0 searches and all
+    ranks get its plan. `timeout_seconds` bounds every wait for another rank. `seed`: of the weights
+    of a model on the meta device. The model is not changed; only this rank's shards of it are
+    materialised.
     """
     from autopar.runtime.ranks import Ranks
 
     # Before there is a plan all ranks are alike: a mesh with one axis is enough to talk.
     world = Ranks.create(Mesh(dp=world_size()), timeout_seconds=timeout_seconds)
 
+    searched: list[Program] = []  # on rank 0: it need not capture again what it searched
+
     def decide() -> Plan:
         if plan is not None:
             return plan if isinstance(plan, Plan) else Plan.load(plan)
         cluster, pinned = world_cluster(mesh, world.mesh.size, world.device.type, pins)
-        return chosen(
-            search_plan(
-                model,
-                cluster,
-                example_inputs=example_inputs,
-                global_batch_size=global_batch_size,
-                memory_limit=memory_limit,
-                pins=pinned,
-                precision=precision,
-                optimizer=optimizer,
-            )
+        outcome = search_plan(
+            model,
+            cluster,
+            example_inputs=example_inputs,
+            global_batch_size=global_batch_size,
+            memory_limit=memory_limit,
+            pins=pinned,
+            precision=precision,
+            optimizer=optimizer,
         )
+        searched.append(outcome.program)
+        return chosen(outcome)
 
     decided = decide_on_first_rank(world, decide)
     return build(
         model,
         decided,
         global_batch_size,
-        lambda: prepared(model, example_inputs, decided),
+        lambda: searched[0] if searched else prepared(model, example_inputs, decided),
         timeout_seconds=timeout_seconds,
         seed=seed,
     )

@@ -1,9 +1,7 @@
-"""The program in parts while it is rewritten: shared values, one graph per kind of block, the
-stages.
+"""The program in parts while it is rewritten: shared values, a graph per kind of block, stages.
 
 Passes take and return `Parts`. `graphs` holds one graph per *kind* of block (identical layers share
-it); `placeholders[kind]` tells what its placeholders are, so that each block of the kind gets its
-own
+it); `slots[kind]` tells what its placeholders are, so that each block of the kind gets its own
 parameters when the stages are put together.
 """
 

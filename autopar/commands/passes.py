@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autopar.errors import UsageError
+
+if TYPE_CHECKING:
+    from autopar.passes.pass_manager import Pass
 
 
 def passes_command(
@@ -37,7 +41,7 @@ def passes_command(
     return 0
 
 
-def _list(front, back) -> None:  # type: ignore[no-untyped-def]
+def _list(front: list[Pass], back: list[Pass]) -> None:
     print("capture                nn.Module -> Program (torch.export on the meta device)")
     for step in front:
         print(f"{step.name:<22} {_first_line(step)}")

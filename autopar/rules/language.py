@@ -37,8 +37,7 @@ class Rule:
     partial sums while the result is then one too. `additive`: operands that are added to the
     result (a bias): when a contracted factor is sharded they must be partial as well.
     `local_ops`: for a factor, the `autopar` op that computes it on shards, and `outcomes` the
-    placement of the results then. `flops`: of the forward. `resizes`: position of the argument
-    that holds the result's shape.
+    placement of the results then. `flops`: of the forward.
     """
 
     operands: tuple[Dims, ...]
@@ -50,7 +49,6 @@ class Rule:
     local_ops: Mapping[str, str] = field(default_factory=dict)
     outcomes: Mapping[str, Placement] = field(default_factory=dict)
     flops: float = 0.0
-    resizes: int | None = None
 
     def __str__(self) -> str:
         def dims(tensor: Dims) -> str:

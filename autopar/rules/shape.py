@@ -21,7 +21,7 @@ def view(op: OpCall) -> Rule:
     (h d) -> h, d: sharding h slices both; d can't be sharded.
     """
     operand, result, sizes, whole = common_factors(op.types[0].shape, op.result.shape)
-    return Rule((operand,), (result,), sizes, frozenset(whole), _ALL, resizes=1)
+    return Rule((operand,), (result,), sizes, frozenset(whole), _ALL)
 
 
 def flatten(op: OpCall) -> Rule:
@@ -90,7 +90,7 @@ def expand(op: OpCall) -> Rule:
     operand = tuple(
         dims[i + offset] if s == shape[i + offset] else () for i, s in enumerate(source)
     )
-    return Rule((operand,), (dims,), sizes, linear=_ALL, resizes=1)
+    return Rule((operand,), (dims,), sizes, linear=_ALL)
 
 
 def transpose(op: OpCall) -> Rule:

@@ -1,10 +1,8 @@
 """What the search asks about a model: prices of all blocks for a tp degree and micro-batch size.
 
 `ModelCosts` joins the passes and the placement search: for every distinct block it builds the
-placement
-problem, has it solved, rewrites a copy of the block as the solution says, and prices the rewritten
-graph.
-The two prices must agree: that is asserted for every block.
+placement problem, has it solved, rewrites a copy of the block as the solution says, and prices the
+rewritten graph. The two prices must agree: that is asserted for every block.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from torch import fx
 
 from autopar.block_cost import BlockCost, ChainCost
 from autopar.cluster import Cluster
+from autopar.cost.op_cost import op_cost
 from autopar.errors import InfeasibleError
 from autopar.op_call import Bindings, types_of
 from autopar.parts import Parts, Slot
@@ -82,10 +81,8 @@ class ModelCosts:
     """Implements `autopar.block_cost.CostProvider` for a prepared program on a cluster.
 
     `state_bytes`: bytes of parameter, gradient and optimizer state per byte of parameter: only
-    steers
-    which points of the frontier are tried. `split_weights`: no weight matrix is whole on a tp rank
-    that
-    could hold a slice. Results are kept.
+    steers which points of the frontier are tried. `split_weights`: no weight matrix is whole on a
+    tp rank that could hold a slice. Results are kept.
     """
 
     def __init__(
@@ -131,20 +128,18 @@ class ModelCosts:
 
     def chains(self, tp: int, microbatch: int) -> list[ChainCost]:
         """One alternative per boundary placement and point of the time-memory frontier."""
-        key = (tp, microbatch)
         import autopar.runtime.collectives  # noqa: F401 - registers the ops that the passes insert
 
+        key = (tp, microbatch)
         if key not in self._chains:
-            kinds = self._kinds_for(microbatch)
             if tp == 1:
-                self._chains[key] = [self._chain(kinds, {}, Replicate, 1, "whole")]
+                found = [self._chain({}, Replicate, 1, microbatch, "whole")]
             else:
-                found = list(self._alternatives(kinds, tp))
+                found = list(self._alternatives(tp, microbatch, self.split_weights))
                 if not found and self.split_weights:
                     self.notes[f"tp={tp}: not every weight can be split, some are whole"] = None
-                    self.split_weights = False
-                    found = list(self._alternatives(kinds, tp))
-                self._chains[key] = found
+                    found = list(self._alternatives(tp, microbatch, False))
+            self._chains[key] = found
         return self._chains[key]
 
     def optimistic(self, tp: int, microbatch: int) -> ChainCost:
@@ -252,12 +247,12 @@ class ModelCosts:
             ] = None
         return found
 
-    def _alternatives(self, kinds: dict[str, _Kind], tp: int) -> Iterable[ChainCost]:
-        microbatch = next(m for m, k in self._kinds.items() if k is kinds)
+    def _alternatives(self, tp: int, microbatch: int, split: bool) -> Iterable[ChainCost]:
+        kinds = self._kinds_for(microbatch)
         self._note_heads(kinds, tp)
         seen = set()
         for boundary in self._boundaries(tp, microbatch):
-            models = [self._model(group, kinds, tp, boundary) for group in self._groups()]
+            models = [self._model(group, kinds, tp, boundary, split) for group in self._groups()]
             for price in PRICES:
                 placements: dict[str, dict[str, str]] = {}
                 expected: dict[str, float] = {}
@@ -271,7 +266,7 @@ class ModelCosts:
                     continue
                 seen.add(text)
                 label = f"boundary {boundary}, memory at {price:g} s/B"
-                chain = self._chain(kinds, placements, boundary, tp, label)
+                chain = self._chain(placements, boundary, tp, microbatch, label)
                 self._assert_agree(chain, expected)
                 yield chain
 
@@ -291,11 +286,11 @@ class ModelCosts:
         return [group for _, group in groups]
 
     def _model(
-        self, group: list[str], kinds: dict[str, _Kind], tp: int, boundary: Placement
+        self, group: list[str], kinds: dict[str, _Kind], tp: int, boundary: Placement, split: bool
     ) -> _GroupModel:
         parts = [(k, kinds[k].graph, kinds[k].slots) for k in group]
         problem = build_problem(
-            parts, self._axis(tp), boundary, self.state_bytes, split_weights=self.split_weights
+            parts, self._axis(tp), boundary, self.state_bytes, split_weights=split
         )
         return _GroupModel(parts, problem, Model(problem))
 
@@ -328,14 +323,16 @@ class ModelCosts:
 
     def _chain(
         self,
-        kinds: dict[str, _Kind],
         placements: dict[str, dict[str, str]],
         boundary: Placement,
         tp: int,
+        microbatch: int,
         label: str,
     ) -> ChainCost:
-        microbatch = next(m for m, k in self._kinds.items() if k is kinds)
-        priced = {k: self.price(k, tp, microbatch, placements.get(k, {}), boundary) for k in kinds}
+        priced = {
+            k: self.price(k, tp, microbatch, placements.get(k, {}), boundary)
+            for k in self.blocks.kinds
+        }
         blocks = tuple(replace(priced[b.kind], name=b.name) for b in self.blocks.chain)
         return ChainCost(str(boundary), label, blocks, placements)
 
@@ -365,8 +362,6 @@ class ModelCosts:
                     ] = None
 
     def _bound(self, whole: BlockCost, kind: _Kind, tp: int) -> BlockCost:
-        from autopar.cost.op_cost import op_cost
-
         forward = backward = 0.0
         found = candidates(kind.graph, tp)
         for node, call in found.calls.items():

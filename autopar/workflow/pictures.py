@@ -8,7 +8,6 @@ from autopar.cluster import Cluster
 from autopar.op_call import STATIC, op_call
 from autopar.parts import Parts, Slot
 from autopar.passes.analysis.block_memory import block_memory
-from autopar.passes.analysis.blocks import local_op_names
 from autopar.passes.analysis.roofline import roofline
 from autopar.passes.analysis.strategies import Axis
 from autopar.program import module_path, tensors_of
@@ -30,11 +29,8 @@ def _picture(
     kind: str, count: int, graph: fx.GraphModule, slots: tuple[Slot, ...], axis: Axis
 ) -> BlockPicture:
     calls = [n for n in graph.graph.nodes if n.op == "call_function" and "reshard" not in n.meta]
-    # Local ops (vocab-parallel lookups) keep the name of the op that they took the place of.
-    names = dict(zip(calls, _names(calls), strict=True))
+    names = {n: str(n.meta["name_in_plan"]) for n in calls}
     placeholders = graph.graph.find_nodes(op="placeholder")
-    for node, slot in zip(placeholders, slots, strict=True):
-        node.meta["is_value"] = slot.kind == "value"
     prices = {p.node: p for p in roofline(graph, axis)}
     memory = block_memory(graph, slots).per_node
     ops = []
@@ -59,24 +55,6 @@ def _picture(
     labels = {n: s.name for n, s in zip(placeholders, slots, strict=True)}
     edges = [e for node in calls for e in _edges(node, names, labels)]
     return BlockPicture(kind, count, tuple(ops), tuple(edges))
-
-
-def _names(calls: list[fx.Node]) -> list[str]:
-    """As in the plan: local ops count as the op they took the place of."""
-    originals = {
-        "vocab_embedding": "embedding",
-        "vocab_cross_entropy": "cross_entropy_loss",
-        "token_cross_entropy": "cross_entropy_loss",
-    }
-    seen: dict[str, int] = {}
-    found = []
-    for node, name in zip(calls, local_op_names(calls), strict=True):
-        base = originals.get(name.split(".")[0], name.split(".")[0])
-        number = seen.get(base, 0)
-        seen[base] = number + 1
-        found.append(f"{base}.{number}" if number else base)
-        del node
-    return found
 
 
 def _edges(

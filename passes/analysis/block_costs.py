@@ -49,7 +49,6 @@ def block_cost(
     late_seconds = 0.0
     placeholders = graph.graph.find_nodes(op="placeholder")
     for node, slot in zip(placeholders, slots, strict=True):
-        node.meta["is_value"] = slot.kind == "value"
         if slot.kind != "parameter":
             continue
         count = node.meta["val"].numel()

@@ -94,7 +94,10 @@ def block_memory(graph: fx.GraphModule, slots: tuple[Slot, ...]) -> BlockMemory:
                 saved_at[node] = current
     saved = sum(owned.values())
     forward = _forward_peak(graph, values, owned, outside)
-    backward = _backward_peak(graph, values, owned, saved_at)
+    parameters = {
+        n for n, slot in zip(placeholders, slots, strict=True) if slot.kind == "parameter"
+    }
+    backward = _backward_peak(graph, values, owned, saved_at, parameters)
     per_node = {n.name: sum(owned[k] for k in set(keys)) for n, keys in saved_at.items()}
     return BlockMemory(saved, inputs, max(0, forward - saved, backward - saved), shared, per_node)
 
@@ -143,8 +146,12 @@ def _backward_peak(
     values: dict[fx.Node, Any],
     owned: dict[int, int],
     saved_at: dict[fx.Node, list[int]],
+    parameters: set[fx.Node],
 ) -> int:
-    """Most bytes alive at once in the backward: what is still saved, and gradients of values."""
+    """Most bytes alive at once in the backward: what is still saved, and gradients of values.
+
+    Gradients of parameters are counted with the gradients, not here.
+    """
     holders: Counter[int] = Counter()
     for keys in saved_at.values():
         holders.update(set(keys))
@@ -159,27 +166,15 @@ def _backward_peak(
             own = sum(t.nbytes for t in tensors_of(values[node]))
         view = getattr(node.target, "_opname", "") in VIEWS
         for source in node.all_input_nodes:
-            if (
-                source.op == "placeholder"
-                and source not in grads
-                and not values[source].requires_grad
-            ):
-                continue
-            if source.meta.get("requires_grad") and source not in grads:
-                grads[source] = 0 if view else sum(t.nbytes for t in tensors_of(values[source]))
-                if view:
-                    grads[source] = own
-        activations = sum(
-            s for n, s in grads.items() if n.op != "placeholder" or _is_value(n, values)
-        )
+            if source.meta.get("requires_grad"):
+                if source in grads or source in parameters:
+                    continue
+                size = sum(t.nbytes for t in tensors_of(values[source]))
+                grads[source] = own if view else size
+        activations = sum(grads.values())
         peak = max(peak, remaining + activations + (0 if view else own))
         for key in set(saved_at[node]):
             holders[key] -= 1
             if not holders[key]:
                 remaining -= owned[key]
     return peak
-
-
-def _is_value(node: fx.Node, values: dict[fx.Node, Any]) -> bool:
-    """Gradients of parameters are counted with the gradients, not here."""
-    return bool(node.meta.get("is_value"))

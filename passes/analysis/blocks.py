@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import torch
 from torch import fx
 
 from autopar.errors import CaptureError
@@ -61,7 +60,7 @@ class Blocks:
 
 def analyse_blocks(program: Program) -> Blocks:
     """Assign every node to a block or to the shared part. Linear in the size of the graph."""
-    needs = _needs_parameters(program)
+    needs = needs_parameters(program)
     keys = _numbered_modules(program, needs)
     order = {key: i for i, key in enumerate(dict.fromkeys(k for k in keys.values() if k))}
     home = _homes(program, needs, keys, order)
@@ -103,7 +102,7 @@ def _refuse_writes(program: Program, home: dict[fx.Node, int | None]) -> None:
             read |= {roots[n] for n in node.all_input_nodes}
 
 
-def _needs_parameters(program: Program) -> dict[fx.Node, bool]:
+def needs_parameters(program: Program) -> dict[fx.Node, bool]:
     roots = {i.name for i in program.inputs if i.kind == "parameter"}
     needs: dict[fx.Node, bool] = {}
     for node in program.graph.nodes:
@@ -225,8 +224,3 @@ def local_op_names(nodes: Iterable[fx.Node]) -> list[str]:
         names.append(f"{base}.{seen[base]}" if seen[base] else base)
         seen[base] += 1
     return names
-
-
-def is_float(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.passes.analysis.blocks import needs_parameters
 from autopar.program import Program
 
 _SAME = frozenset(
@@ -46,7 +47,7 @@ UNKNOWN = LossForm("unknown")
 
 def loss_form(program: Program) -> LossForm:
     """The form of the program's loss."""
-    free = _parameter_free(program)
+    free = {node for node, needs in needs_parameters(program).items() if not needs}
     loss = next(n for n in program.graph.nodes if n.name == program.loss)
     return _form(program, loss, free)
 
@@ -60,15 +61,6 @@ def loss_tail(program: Program) -> set[fx.Node]:
         if node.op == "call_function" and node not in found and not node.meta["val"].dim():
             found.add(node)
             stack += node.all_input_nodes
-    return found
-
-
-def _parameter_free(program: Program) -> set[fx.Node]:
-    roots = {i.name for i in program.inputs if i.kind == "parameter"}
-    found: set[fx.Node] = set()
-    for node in program.graph.nodes:
-        if node.name not in roots and all(n in found for n in node.all_input_nodes):
-            found.add(node)
     return found
 
 

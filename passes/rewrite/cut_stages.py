@@ -109,7 +109,6 @@ def _stage(
     program, plan = parts.program, parts.decided
     count = len(plan.stages)
     items = {i.name: i for i in program.inputs}
-    recompute = set(plan.stages[index].recompute)
     made = [
         BlockProgram(
             name=b.name,
@@ -118,7 +117,6 @@ def _stage(
             buffers=tuple(items[n].target for n in b.buffers if items[n].kind == "buffer"),
             inputs=tuple(n.name for n in b.reads),
             outputs=tuple(n.name for n in b.writes),
-            recompute=b.name in recompute,
         )
         for b in held
     ]
@@ -151,7 +149,7 @@ def _stage(
         count_inputs=tuple(_placeholders(parts.count)) if last else (),
         loss=program.loss if last else None,
         batch_inputs=specifications,
-        sums=loss_form(program).kind == "sum",
+        sums=last and loss_form(program).kind == "sum",
         whole_inputs=frozenset(i.name for i in program.of_kind("input") if i.batch_dim < 0),
     )
 

@@ -74,6 +74,7 @@ def place(
                 next_step=f"choose one of {legal}",
             )
         node.meta["strategy"] = strategy
+        node.meta["name_in_plan"] = local
         node.meta["placement"] = strategy.result
         node.meta["flops"] = found.flops[node.name] * strategy.share
     unknown = sorted(set(chosen) - known)
