@@ -167,7 +167,7 @@ def search_program(
             source = prepare(recapture(other_precision), sizes) if recapture else None
         return model_costs(source, other, sizes, options.pins) if source is not None else None
 
-    if not program.loss_combines:
+    if program.batch_stays_whole:
         options = replace(options, pins=whole_batch(options.pins))
     costs = model_costs(program, cluster, sizes, options.pins)
     analysed = time.perf_counter() - start

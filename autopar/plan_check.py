@@ -27,12 +27,11 @@ def check_plan(plan: Plan, program: Program, global_batch_size: int | None = Non
             f"{plan.microbatches} = {product}, but the global batch is {plan.global_batch}",
             next_step="edit one of the four so that the product fits",
         )
-    if not program.loss_combines and plan.mesh.dp * plan.microbatches > 1:
+    if program.batch_stays_whole and plan.mesh.dp * plan.microbatches > 1:
         raise PlanError(
-            f"dp {plan.mesh.dp} x microbatches {plan.microbatches}, but the loss is no mean or sum "
-            "over samples that could be recognised",
-            next_step="return F.cross_entropy, a mean or a sum over the batch; or use dp 1 and one "
-            "microbatch",
+            f"dp {plan.mesh.dp} x microbatches {plan.microbatches}, but {program.batch_stays_whole}",
+            next_step="return F.cross_entropy, a mean or a sum over independent samples; or use "
+            "dp 1 and one microbatch",
         )
     if plan.sizes.get("batch") != plan.microbatch:
         raise PlanError(

@@ -50,10 +50,10 @@ class Program:
     """A forward graph that ends in a scalar loss.
 
     `symbols` maps `batch`/`sequence` to the symbol of the graph's shapes (absent when static);
-    `loss_combines`: the loss of a batch follows from those of its parts.
+    `batch_stays_whole`: why the loss of a batch does not follow from those of its parts, or ''.
     `sizes` holds the sizes the shapes are bound to (from the example, or from the plan).
     `parameters` maps each fully qualified name to (shape, dtype as stored, trainable); tied names
-    are aliases.
+    are aliases. `fixed`: inputs of the example that are no tensors; the graph holds for them only.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Program:
     sizes: dict[str, int] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    loss_combines: bool = True
+    batch_stays_whole: str = ""
 
     @property
     def graph(self) -> fx.Graph:

@@ -38,7 +38,7 @@ from autopar.passes.rewrite.localize_shapes import localize_shapes
 from autopar.passes.rewrite.place import PARAMETER, place, relative
 from autopar.placement import Placement, Replicate, Shard
 from autopar.placement_problem import Problem
-from autopar.program import Program, copy_graph
+from autopar.program import Program, copy_graph, module_path, user_line
 from autopar.search.placements import Model
 
 # Seconds per byte at which memory is traded for time: points of the placement frontier.
@@ -46,18 +46,21 @@ from autopar.search.placements import Model
 PRICES = (0.0, 1e-12, 1e-10)
 
 
-WHOLE_BATCH = (
-    "the loss is no mean or sum over samples that could be recognised, or samples depend on each "
-    "other, so the batch is not split: dp 1, one micro-batch"
-)
-
-
 def prepare(program: Program, sizes: dict[str, int]) -> Program:
     """The front half of the passes: what the search and the back half start from."""
     own = program.with_graph(copy_graph(program.graph_module))
     parts, _ = run_passes(Parts(own, sizes=sizes), front_pipeline())
-    alone = loss_form(parts.program).kind != "unknown" and coupling_op(parts.program) is None
-    return replace(parts.program, loss_combines=alone)
+    return replace(parts.program, batch_stays_whole=_why_whole(parts.program))
+
+
+def _why_whole(program: Program) -> str:
+    """Why the loss of a batch does not follow from those of its parts; '' when it does."""
+    if loss_form(program).kind == "unknown":
+        return "the loss is no mean or sum over samples that could be recognised"
+    op = coupling_op(program)
+    if op is None:
+        return ""
+    return f"samples depend on each other in {op.name} ({user_line(op) or module_path(op)})"
 
 
 @dataclass(frozen=True)
@@ -165,8 +168,11 @@ class ModelCosts:
             found.append(
                 f"the batch could not be captured as a symbol: microbatch is {self.sizes['batch']}"
             )
-        if not self.program.loss_combines:
-            found.append(WHOLE_BATCH)
+        if self.program.batch_stays_whole:
+            found.append(
+                f"{self.program.batch_stays_whole}, so the batch is not split: dp 1, one "
+                "micro-batch"
+            )
         return (*found, *self.notes)
 
     def placed_graph(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autopar.passes.analysis.coupled_samples import coupling_op
@@ -27,6 +28,13 @@ class Model(nn.Module):
         return self.mix(self.layer(x)).square().mean()
 
 
+def _sorted_and_back(h: Tensor) -> Tensor:
+    """As a mixture of experts does: rows in the order of their expert, then in their own."""
+    order = h.argmax(-1).argsort(stable=True)
+    done = (h[order] * 2).sin()
+    return done[order.argsort()]
+
+
 def _mixes(mix: Callable[[Tensor], Tensor]) -> bool:
     program = capture(Model(mix), {"x": torch.randn(4, 6)})
     return coupling_op(program) is not None
@@ -41,6 +49,25 @@ def _mixes(mix: Callable[[Tensor], Tensor]) -> bool:
         lambda h: h - h.amax(0),
         lambda h: h @ h.transpose(0, 1) * 1.0,
         lambda h: (h * 2) @ (h + 1).transpose(0, 1),
+        lambda h: h.roll(1, 0),
+        lambda h: h.flip(0),
+        lambda h: h.sort(0).values,
+        lambda h: h.logsumexp(0, keepdim=True) * h,
+        lambda h: h / torch.linalg.vector_norm(h),
+        lambda h: h / h.norm(dim=0),
+        lambda h: F.normalize(h, dim=0),
+        lambda h: h @ h.mT,
+        lambda h: h.T.softmax(-1),
+        lambda h: h - h.max(0).values,
+        lambda h: h * h.max(),
+        lambda h: torch.cdist(h, h) * 1.0,
+        lambda h: h[torch.arange(h.shape[0] - 1, -1, -1, device=h.device)],
+        lambda h: F.batch_norm(h, None, None, training=True),
+        lambda h: h.var(0) * h,
+        lambda h: h * torch.arange(h.shape[0], device=h.device)[:, None],
+        lambda h: h.view(-1).roll(1).view(h.shape),
+        lambda h: torch.cat([h[1:], h[:1]]),
+        lambda h: h.cumsum(0),
     ],
 )
 def test_mixing_is_seen(mix: Callable[[Tensor], Tensor]) -> None:
@@ -54,6 +81,17 @@ def test_mixing_is_seen(mix: Callable[[Tensor], Tensor]) -> None:
         lambda h: h - h.mean(1, keepdim=True),
         lambda h: h.view(-1, 2, 3).transpose(1, 2).reshape(-1, 6),
         lambda h: torch.relu(h) * 2 + h,
+        lambda h: h.roll(1, 1),
+        lambda h: h.flip(1),
+        lambda h: h.sort(1).values,
+        lambda h: F.normalize(h, dim=1),
+        lambda h: h.logsumexp(1, keepdim=True) * h,
+        lambda h: torch.cdist(h[:, None], h[:, None] + 1).flatten(1) * h,
+        lambda h: h[torch.arange(h.shape[0], device=h.device), h.argmax(1)][:, None] * h,
+        lambda h: h.T.roll(1, 0).T,
+        lambda h: (h.mT * 2).mT,
+        lambda h: torch.ones(h.shape[0], 1, device=h.device) * h,
+        lambda h: _sorted_and_back(h),
     ],
 )
 def test_samples_that_stay_apart(mix: Callable[[Tensor], Tensor]) -> None:
@@ -64,4 +102,4 @@ def test_samples_that_stay_apart(mix: Callable[[Tensor], Tensor]) -> None:
 def test_language_models_keep_samples_apart(name: str) -> None:
     model, source = build_real(f"{MODELS}:{name}", None, 0)
     program = capture(model, source.example_inputs)
-    assert prepare(program, program.sizes).loss_combines
+    assert prepare(program, program.sizes).batch_stays_whole == ""

@@ -99,6 +99,6 @@ def test_unknown_form_keeps_the_batch_whole() -> None:
 def test_prepare_marks_the_program() -> None:
     inputs = {"x": torch.randn(4, 8), "labels": torch.zeros(4, dtype=torch.long)}
     whole = capture(Classifier(lambda x, y: x.square().mean().sqrt()), inputs)
-    assert not prepare(whole, whole.sizes).loss_combines
+    assert "no mean or sum" in prepare(whole, whole.sizes).batch_stays_whole
     parts = capture(Classifier(F.cross_entropy), inputs)
-    assert prepare(parts, parts.sizes).loss_combines
+    assert prepare(parts, parts.sizes).batch_stays_whole == ""

@@ -1,0 +1,183 @@
+"""Asks by execution whether ops treat samples alike and apart: for what no rule describes.
+
+A few ops are run on random values. One sample's inputs are then changed: no other sample's results
+may move. Then two samples change places: their results must do so too, or a value depends on the
+place in the batch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from autopar.op_call import Bindings
+from autopar.passes.analysis.aliases import written
+from autopar.program import is_differentiable, tensors_of
+
+# Elements of all operands together; above it nothing is run. In bf16 4 GiB.
+LIMIT = 2**31
+DRAWS = 3
+
+
+def follow(
+    nodes: Sequence[fx.Node],
+    batched: Mapping[fx.Node, int],
+    results: Sequence[fx.Node],
+    bindings: Bindings,
+    samples: int,
+) -> dict[fx.Node, int] | None:
+    """Runs `nodes`; for each of `results` the dim that then holds the batch, None if samples mix.
+
+    `batched`: values that hold the batch and the dim of each, where it is the major part. A result
+    that does not depend on them has no entry. None also where the nodes can't be run.
+    """
+    inside = set(nodes)
+    outside = [s for n in nodes for s in n.all_input_nodes if s not in inside]
+    outside = list(dict.fromkeys(outside))
+    if _elements(outside, bindings) > LIMIT:
+        return None
+    found: dict[fx.Node, int] = {}
+    with torch.no_grad(), _own_randomness(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for draw in range(DRAWS):
+            values = {n: _drawn(n, bindings, draw) for n in outside}
+            try:
+                dims = _dims(nodes, values, batched, results, bindings, samples)
+            except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
+                # A kernel that is not there, or indexes that random values do not meet.
+                return None
+            if dims is None or any(found.get(n, d) != d for n, d in dims.items()):
+                return None
+            found |= dims
+    return found
+
+
+def _dims(
+    nodes: Sequence[fx.Node],
+    values: dict[fx.Node, Any],
+    batched: Mapping[fx.Node, int],
+    results: Sequence[fx.Node],
+    bindings: Bindings,
+    samples: int,
+) -> dict[fx.Node, int] | None:
+    """The batch's dim in each result that depends on it; None when samples mix."""
+
+    def run(change: bool, swap: bool) -> list[Tensor]:
+        given = dict(values)
+        for node, dim in batched.items():
+            if node in given:
+                given[node] = _altered(given[node], dim, samples, change, swap)
+        torch.manual_seed(1)  # random ops draw the same in every run
+        env = _run(nodes, given, bindings)
+        return [t for n in results for t in tensors_of(env[n])]
+
+    plain, moved, swapped = run(False, False), run(True, False), run(False, True)
+    owners = [n for n in results for _ in tensors_of(n.meta["val"])]
+    found: dict[fx.Node, int] = {}
+    for node, base, after, exchanged in zip(owners, plain, moved, swapped, strict=True):
+        if base.shape != after.shape or _same(base, after):
+            if base.shape != exchanged.shape or not _same(base, exchanged):
+                return None
+            continue
+        fitting = [
+            d
+            for d in range(base.dim())
+            if base.shape[d] % samples == 0
+            and _apart(base, after, d, samples)
+            and _same(_altered(base, d, samples, False, True), exchanged)
+        ]
+        if len(fitting) != 1 or found.get(node, fitting[0]) != fitting[0]:
+            return None
+        found[node] = fitting[0]
+    return found
+
+
+def _run(nodes: Sequence[fx.Node], given: dict[fx.Node, Any], bindings: Bindings) -> dict[Any, Any]:
+    env: dict[Any, Any] = dict(given)
+    for changed in {n for node in nodes for n in written(node)}:
+        if isinstance(env.get(changed), Tensor):
+            env[changed] = env[changed].clone()
+
+    def bound(arg: Any) -> Any:
+        if isinstance(arg, fx.Node):
+            return env[arg]
+        if arg == torch.device("meta"):
+            return torch.device("cpu")
+        return bindings.size(arg)
+
+    for node in nodes:
+        args = torch.utils._pytree.tree_map(bound, (node.args, dict(node.kwargs)))
+        target: Any = node.target
+        env[node] = target(*args[0], **args[1])
+    return env
+
+
+def _altered(value: Any, dim: int, samples: int, change: bool, swap: bool) -> Any:
+    """The value with the last sample's part drawn anew, or the first and last parts exchanged."""
+    if not isinstance(value, Tensor):
+        return value
+    size = value.shape[dim] // samples
+    made = value.clone()
+    last, first = made.narrow(dim, (samples - 1) * size, size), made.narrow(dim, 0, size)
+    if change:
+        # Far larger, so that a maximum over samples moves too.
+        drawn = _random(last.shape, value.dtype)
+        last.copy_(10 * drawn if is_differentiable(value) else drawn)
+    if swap:
+        kept = first.clone()
+        first.copy_(last)
+        last.copy_(kept)
+    return made
+
+
+def _apart(base: Tensor, after: Tensor, dim: int, samples: int) -> bool:
+    kept = base.shape[dim] // samples * (samples - 1)
+    return _same(base.narrow(dim, 0, kept), after.narrow(dim, 0, kept))
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Equal but for the order of additions, which kernels choose by size."""
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    tolerance = 100 * torch.finfo(a.dtype).eps
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def _elements(nodes: Sequence[fx.Node], bindings: Bindings) -> int:
+    total = 0
+    for node in nodes:
+        for value in tensors_of(node.meta.get("val")):
+            count = 1
+            for size in bindings.shape(value):
+                count *= size
+            total += count
+    return total
+
+
+def _drawn(node: fx.Node, bindings: Bindings, draw: int) -> Any:
+    value = node.meta.get("val")
+    if isinstance(value, Tensor):
+        return _random(bindings.shape(value), value.dtype, draw)
+    if isinstance(value, list | tuple):
+        return [_random(bindings.shape(v), v.dtype, draw) for v in value]
+    return bindings.size(value)
+
+
+def _random(shape: Sequence[int], dtype: torch.dtype, draw: int = 0) -> Tensor:
+    """Positive and negative numbers; whole ones are 0 or 1, which index nearly everything."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(tuple(shape), dtype=dtype)
+    return torch.randint(0, 2, tuple(shape)).to(dtype)
+
+
+@contextmanager
+def _own_randomness() -> Iterator[None]:
+    """Draws that neither depend on the caller's random state nor change it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
