@@ -195,7 +195,11 @@ def _raise_first(faults: dict[int, str]) -> None:
     if died:
         raise RuntimeFault(
             f"rank {rank} {text}; the other ranks were ended",
-            next_step="a SIGKILL is often the system out of memory; else run that rank alone",
+            next_step=(
+                "the system is often out of memory then: free some, or start fewer ranks"
+                if text.endswith("SIGKILL")
+                else "look at what that rank printed last; PYTHONFAULTHANDLER=1 shows where it was"
+            ),
         )
     raise RuntimeFault(f"rank {rank} failed; the other ranks were ended\n{text.rstrip()}")
 

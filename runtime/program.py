@@ -16,6 +16,7 @@ from autopar.runtime.gather import gather_to_first
 from autopar.runtime.gradients import local_gradients, sum_over
 from autopar.runtime.loss_weights import count_targets, loss_weights, no_targets
 from autopar.runtime.norms import OtherStages, global_norm, scale_gradients
+from autopar.runtime.optimizer_state import load_optimizer_state, optimizer_state
 from autopar.runtime.parameters import ParameterSource
 from autopar.runtime.pipeline import PipelinedStage, SingleStage
 from autopar.runtime.ranks import Ranks, together
@@ -244,6 +245,20 @@ class DistributedProgram:
         with torch.no_grad():
             for fqn, parameter in self._parameters.items():
                 parameter.copy_(state[fqn])
+
+    def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """An optimizer's state by parameter name, as torch.distributed.checkpoint takes it.
+
+        One checkpoint for all stages: it loads under another plan too. For an optimizer that has
+        not stepped yet, the tensors to read a checkpoint into.
+        """
+        return optimizer_state(optimizer, self._parameters)
+
+    def load_optimizer_state_dict(
+        self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+    ) -> None:
+        """Put back what `optimizer_state_dict` gave, or what a checkpoint loaded into it."""
+        load_optimizer_state(optimizer, self._parameters, state)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """All parameters of the model, whole, on the CPU of rank 0 (empty on other ranks)."""

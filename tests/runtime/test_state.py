@@ -103,6 +103,7 @@ def checkpoints(found: dict[str, Any], folder: str) -> None:
     optimizer.step()
     dcp.save(saved.state_dict(), checkpoint_id=folder)
     found["saved"] = saved.full_state_dict()
+    momentum(found, saved, folder + "-optimizer")
     for name, options in LAYOUTS.items():
         program = make_program(options)
         program.step(make_batch(program.plan.global_batch))
@@ -113,6 +114,37 @@ def checkpoints(found: dict[str, Any], folder: str) -> None:
         found[f"loss {name}"] = float(loss)
         program.load_state_dict({k: torch.zeros_like(v) for k, v in state.items()})
         found[f"zeros {name}"] = max(float(v.abs().max()) for v in state.values())
+
+
+def momentum(found: dict[str, Any], saved: Any, folder: str) -> None:
+    """Two AdamW steps, a checkpoint, a third; and the third again from it under other layouts."""
+    import torch.distributed.checkpoint as dcp
+
+    def adamw(program: Any) -> torch.optim.AdamW:
+        return torch.optim.AdamW(program.parameters(), lr=1e-2, weight_decay=0.1)
+
+    def step(program: Any, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        optimizer.zero_grad()
+        program.step(make_batch(program.plan.global_batch, seed))
+        optimizer.step()
+
+    optimizer = adamw(saved)
+    step(saved, optimizer, 1)
+    step(saved, optimizer, 2)
+    optimizer.param_groups[0]["lr"] = 3e-2
+    state = {"model": saved.state_dict(), "optimizer": saved.optimizer_state_dict(optimizer)}
+    dcp.save(state, checkpoint_id=folder)
+    step(saved, optimizer, 3)
+    found["third step"] = saved.full_state_dict()
+    for name, options in LAYOUTS.items():
+        program = make_program(options)
+        fresh = adamw(program)
+        state = {"model": program.state_dict(), "optimizer": program.optimizer_state_dict(fresh)}
+        dcp.load(state, checkpoint_id=folder)
+        program.load_state_dict(state["model"])
+        program.load_optimizer_state_dict(fresh, state["optimizer"])
+        step(program, fresh, 3)
+        found[f"third step {name}"] = program.full_state_dict()
 
 
 def shards(found: dict[str, Any]) -> None:
@@ -219,6 +251,11 @@ def test_checkpoint_loads_under_every_layout(ranks: list[dict[str, Any]]) -> Non
         for found in ranks:
             assert found[f"loss {name}"] == pytest.approx(expected, rel=1e-6)
             assert found[f"zeros {name}"] == 0
+
+
+def test_optimizer_state_loads_under_every_layout(ranks: list[dict[str, Any]]) -> None:
+    for name in LAYOUTS:
+        close(ranks[0][f"third step {name}"], ranks[0]["third step"])
 
 
 def test_a_rank_holds_its_shards_only(ranks: list[dict[str, Any]]) -> None:
