@@ -29,7 +29,8 @@ def check_plan(plan: Plan, program: Program, global_batch_size: int | None = Non
         )
     if program.batch_stays_whole and plan.mesh.dp * plan.microbatches > 1:
         raise PlanError(
-            f"dp {plan.mesh.dp} x microbatches {plan.microbatches}, but {program.batch_stays_whole}",
+            f"dp {plan.mesh.dp} x microbatches {plan.microbatches}, but "
+            f"{program.batch_stays_whole}",
             next_step="return F.cross_entropy, a mean or a sum over independent samples; or use "
             "dp 1 and one microbatch",
         )

@@ -72,7 +72,8 @@ class StageProgram:
     `batch_inputs` are split into micro-batches along dim 0 (their shapes are one micro-batch's),
     except
     those named in `whole_inputs`, which every micro-batch sees whole. `sums`: the loss is a sum
-    over the batch, so losses of micro-batches are added as they are.
+    over the batch, so losses of micro-batches are added as they are. `draws`: some op draws random
+    numbers.
     """
 
     index: int
@@ -92,3 +93,4 @@ class StageProgram:
     batch_inputs: dict[str, ValueSpec] = field(default_factory=dict)
     whole_inputs: frozenset[str] = frozenset()
     sums: bool = False
+    draws: bool = False

@@ -8,6 +8,7 @@ from autopar.passes.rewrite.cut_stages import CutStages
 from autopar.passes.rewrite.insert_collectives import InsertCollectives
 from autopar.passes.rewrite.localize_shapes import LocalizeShapes
 from autopar.passes.rewrite.mark_recompute import MarkRecompute
+from autopar.passes.rewrite.own_random import OwnRandom
 from autopar.passes.rewrite.place import Place
 from autopar.passes.rewrite.replace_causal_mask import ReplaceCausalMask
 from autopar.passes.rewrite.simplify import Simplify
@@ -28,6 +29,7 @@ def back_pipeline() -> list[Pass]:
         Place(),
         InsertCollectives(),  # needs placements, and global shapes for the sizes of what is moved
         LocalizeShapes(),  # after the collectives: they change which piece an op sees
+        OwnRandom(),  # needs the shards' shapes, and changes none
         CutStages(),
         MarkRecompute(),  # marks blocks of stages
     ]

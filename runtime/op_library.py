@@ -45,8 +45,11 @@ def define_with_context(
     torch.library.register_autograd(f"autopar::{name}", backward, setup_context=setup, lib=LIBRARY)
 
 
-def define_identity(schema: str, gradient: Kernel) -> None:
-    """An op whose result is its operand: a view, no copy. The schema marks the alias."""
+def define_identity(schema: str, gradient: Kernel, effect: Kernel = lambda x, *rest: None) -> None:
+    """An op whose result is its operand: a view, no copy. The schema marks the alias.
+
+    `effect` is called with the operands when the op runs forward.
+    """
 
     class Identity(torch.autograd.Function):
         @staticmethod
@@ -59,12 +62,18 @@ def define_identity(schema: str, gradient: Kernel) -> None:
             return (gradient(grads[0], *ctx.rest), *([None] * len(ctx.rest)))
 
     def differentiable(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        effect(x, *rest)
         result: torch.Tensor = Identity.apply(x, *rest)  # type: ignore[no-untyped-call]
         return result
 
     name = _declare(schema)
     LIBRARY.impl(name, differentiable, "Autograd")
-    LIBRARY.impl(name, lambda x, *rest: x.view_as(x), "CompositeExplicitAutograd")
+
+    def plain(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        effect(x, *rest)
+        return x.view_as(x)
+
+    LIBRARY.impl(name, plain, "CompositeExplicitAutograd")
 
 
 def _declare(schema: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from autopar.runtime.norms import OtherStages, global_norm, scale_gradients
 from autopar.runtime.optimizer_state import load_optimizer_state, optimizer_state
 from autopar.runtime.parameters import ParameterSource
 from autopar.runtime.pipeline import PipelinedStage, SingleStage
+from autopar.runtime.random_state import RandomStream
 from autopar.runtime.ranks import Ranks, together
 from autopar.runtime.stage import MakeParameter, StageModule
 from autopar.runtime.zero import data_parallel
@@ -36,6 +38,7 @@ class _Facts:
     inputs: dict[str, ValueSpec]
     whole: frozenset[str]
     counts: bool
+    draws: bool
 
     @staticmethod
     def of(program: StageProgram) -> _Facts:
@@ -45,6 +48,7 @@ class _Facts:
             dict(program.batch_inputs),
             program.whole_inputs,
             program.count is not None,
+            program.draws,
         )
 
     @staticmethod
@@ -59,6 +63,7 @@ class _Facts:
             inputs,
             frozenset().union(*(f.whole for f in found)),
             any(f.counts for f in found),
+            any(f.draws for f in found),
         )
 
 
@@ -96,6 +101,8 @@ class DistributedProgram:
         self._rules = BatchRules(
             facts.inputs, facts.whole, plan.microbatches, ranks.mesh.dp, ranks.index("dp")
         )
+        self._random = RandomStream(ranks) if facts.draws else None
+        self._engine.stage.random = self._random
         self._training = True
         self._others: OtherStages | None = None
         if ranks.mesh.pp > 1 and self._parameters:
@@ -142,7 +149,7 @@ class DistributedProgram:
         local, weights = self._prepare({**(batch or {}), **inputs})
         before = self._set_gradients_aside() if self._training else {}
         self._engine.begin_step()
-        with torch.set_grad_enabled(self._training):
+        with torch.set_grad_enabled(self._training), self._random_numbers():
             loss = self._stage.run(local, weights, backward=self._training)
         self._engine.end_step()
         if self._training:
@@ -179,6 +186,9 @@ class DistributedProgram:
             raise no_targets()
         weights = loss_weights(counts, total, number, ranks.mesh.dp, sums=self._program.sums)
         return local, torch.tensor(weights, dtype=torch.float64).to(ranks.device)
+
+    def _random_numbers(self) -> Any:
+        return self._random.step() if self._random is not None else nullcontext()
 
     def _set_gradients_aside(self) -> dict[nn.Parameter, Tensor]:
         """Reductions must see this step's gradients only."""

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
+from autopar.runtime.random_state import RandomStream, shared_numbers
 from autopar.stage_program import BlockProgram, ParameterSpec, StageProgram
 
 Tensor = torch.Tensor
@@ -112,6 +113,7 @@ class StageModule(ParameterSlots):
         self.program = program
         self.buffer_values = buffers
         self.whole_inputs: dict[str, Tensor] = {}
+        self.random: RandomStream | None = None
         self.blocks = nn.ModuleList()
         for block in program.blocks:
             own = [
@@ -150,7 +152,7 @@ class StageModule(ParameterSlots):
             return {}
         arguments = [self.buffer_values[name] for name in program.shared_buffers]
         arguments += [env[name] for name in program.shared_inputs]
-        with torch.no_grad():
+        with torch.no_grad(), shared_numbers(self.random):
             values = program.shared(*arguments)
         return dict(zip(program.shared_outputs, values, strict=True))
 

@@ -15,6 +15,7 @@ from autopar.op_call import Bindings, types_of
 from autopar.parts import Parts
 from autopar.passes.analysis.blocks import Block, Blocks
 from autopar.passes.analysis.loss_form import loss_form
+from autopar.passes.analysis.random_ops import any_draws
 from autopar.passes.rewrite.cut_blocks import cut_free
 from autopar.placement import Placement, Replicate
 from autopar.program import TensorType
@@ -149,6 +150,7 @@ def _stage(
         count_inputs=tuple(_placeholders(parts.count)) if last else (),
         loss=program.loss if last else None,
         batch_inputs=specifications,
+        draws=any_draws([*(b.graph for b in made), shared]),
         sums=last and loss_form(program).kind == "sum",
         whole_inputs=frozenset(i.name for i in program.of_kind("input") if i.batch_dim < 0),
     )

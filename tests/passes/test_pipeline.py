@@ -21,6 +21,7 @@ def test_order() -> None:
         "place",
         "insert-collectives",
         "localize-shapes",
+        "own-random",
         "cut-stages",
         "mark-recompute",
     ]
