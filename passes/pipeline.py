@@ -12,12 +12,14 @@ from autopar.passes.rewrite.own_random import OwnRandom
 from autopar.passes.rewrite.place import Place
 from autopar.passes.rewrite.replace_causal_mask import ReplaceCausalMask
 from autopar.passes.rewrite.simplify import Simplify
+from autopar.passes.rewrite.split_fused import SplitFused
 
 
 def front_pipeline() -> list[Pass]:
     """On the captured program, before the search."""
     return [
         Simplify(),
+        SplitFused(),  # after simplify: copies would hide the split
         ReplaceCausalMask(),  # after simplify: casts would hide the mask
     ]
 

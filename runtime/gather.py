@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from autopar.piece_name import by_whole
 from autopar.runtime.ranks import Ranks
 
 
@@ -16,7 +17,8 @@ def gather_to_first(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> dict[s
     """Whole CPU tensors of every stage by name, on rank 0; an empty dict elsewhere.
 
     `tensors`: those of this rank's stage (DTensors are made whole over dp and tp). Of a name that
-    several stages hold, the first stage's is taken. Every rank has to call this.
+    several stages hold, the first stage's is taken. Pieces of one parameter come as that parameter.
+    Every rank has to call this.
     """
     here = ranks.mesh.coordinates(ranks.rank)
     leads = here["dp"] == 0 and here["tp"] == 0
@@ -43,4 +45,12 @@ def gather_to_first(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> dict[s
             value = torch.empty(shape, dtype=dtype)
             dist.recv(value, src=source, group=ranks.control)
             whole.setdefault(name, value)
-    return whole
+    return joined(whole)
+
+
+def joined(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Pieces of parameters put together under the names of the user's model."""
+    found = dict(tensors)
+    for name, pieces in by_whole(tensors).items():
+        found[name] = torch.cat([found.pop(str(p)) for p in pieces], pieces[0].dim)
+    return found

@@ -12,6 +12,7 @@ import torch.distributed.tensor as dt
 from torch import nn
 
 from autopar.errors import PlanError
+from autopar.piece_name import parse_piece
 from autopar.runtime.initialize import module_values
 from autopar.runtime.ranks import Ranks
 from autopar.stage_program import ParameterSpec
@@ -37,7 +38,10 @@ class ParameterSource:
         self._values: dict[str, torch.Tensor] = {}
 
     def tensor(self, fqn: str) -> torch.Tensor:
-        """Raises `PlanError` when the model has no such parameter or buffer."""
+        """Raises `PlanError` when the model has no such parameter, piece of one, or buffer."""
+        piece = parse_piece(fqn)
+        if piece is not None:
+            return self.tensor(piece.whole).narrow(piece.dim, piece.start, piece.stop - piece.start)
         path, _, name = fqn.rpartition(".")
         if path != self._path:
             try:

@@ -125,17 +125,30 @@ class _Stage(PipelineStage):
             free_buffers(self.args_recv_info[bwd_chunk_id])
             free_buffers(self.grad_recv_info.get(bwd_chunk_id, ()))
 
-    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
+    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         with self._on_meta():
-            super()._setup_forward_recv_info(num_microbatches, has_backward)
+            prepared = super()._prepare_forward_infra(*args, **kwargs)
         for infos in self.args_recv_info.values():
             free_buffers(infos)
+        return prepared
 
     def _create_grad_recv_info(self, act_send_info: Any) -> tuple[Any, ...]:
         with self._on_meta():
             infos = super()._create_grad_recv_info(act_send_info)
         free_buffers(infos)
         return infos
+
+    def clear_runtime_states(self) -> None:
+        """Without the buffers, whose gradients torch clears: here they are new in every step."""
+        infos, self.args_recv_info = self.args_recv_info, {}
+        super().clear_runtime_states()
+        self.args_recv_info = infos
+
+    def _validate_fwd_outputs(self, outputs: tuple[Tensor, ...]) -> None:
+        """Before torch 2.13 also the loss, which is sent nowhere, is held against its example."""
+        check = getattr(super(), "_validate_fwd_outputs", None)
+        if check is not None and not self.is_last:
+            check(outputs)
 
     @contextmanager
     def _on_meta(self) -> Iterator[None]:

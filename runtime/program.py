@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from autopar.piece_name import by_whole
 from autopar.plan_document import Plan
 from autopar.runtime.batch import BatchRules
 from autopar.runtime.gather import gather_to_first
@@ -277,4 +278,9 @@ class DistributedProgram:
     def full_gradients(self) -> dict[str, Tensor]:
         """All gradients, whole, on the CPU of rank 0 (empty on other ranks)."""
         found = {f: p.grad for f, p in self._parameters.items() if p.grad is not None}
+        for pieces in by_whole(self._parameters).values():
+            # A piece that the loss does not depend on is a part of zeros.
+            if any(str(p) in found for p in pieces):
+                for name in (str(p) for p in pieces if str(p) not in found):
+                    found[name] = torch.zeros_like(self._parameters[name])
         return gather_to_first(found, self.ranks)

@@ -25,8 +25,9 @@ STAGE_HOOKS = (
     "get_bwd_recv_ops",
     "forward_one_chunk",
     "backward_one_chunk",
-    "_setup_forward_recv_info",
+    "_prepare_forward_infra",
     "_create_grad_recv_info",
+    "clear_runtime_states",
 )
 
 _c10d: Any = distributed_c10d
@@ -65,17 +66,25 @@ def stage_backward(
 def allocate_buffers(infos: Iterable[Any], device: torch.device) -> None:
     """Memory for values about to be received, where there is none."""
     for info in infos:
-        meta = getattr(info, "tensor_meta", None)
-        if meta is None or info.is_root_arg or info.buffer is not None:
-            continue
-        info.buffer = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=device)
+        kind = getattr(info, "autopar_kind", None)
+        if kind is not None and info.buffer is None:
+            made = torch.empty_strided(kind.shape, kind.stride(), dtype=kind.dtype, device=device)
+            info.buffer = made.requires_grad_(kind.requires_grad)
 
 
 def free_buffers(infos: Iterable[Any]) -> None:
-    """Forget the memory of received values (what has no description is not made again: kept)."""
+    """Forget the memory of received values; what kind they are is kept beside them, on meta."""
     for info in infos:
-        if getattr(info, "tensor_meta", None) is not None and not info.is_root_arg:
-            info.buffer = None
+        buffer = getattr(info, "buffer", None)
+        if buffer is None:
+            continue
+        if not hasattr(info, "autopar_kind"):
+            # Before torch 2.13 the description does not tell: the buffer is all there is.
+            kind = torch.empty_strided(
+                buffer.shape, buffer.stride(), dtype=buffer.dtype, device="meta"
+            )
+            info.autopar_kind = kind.requires_grad_(buffer.requires_grad)
+        info.buffer = None
 
 
 class ShortSchedule1F1B(Schedule1F1B):
