@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Cluster", "Plan", "compile", "launch", "plan"]
+__all__ = ["Cluster", "Plan", "compile", "launch", "plan", "register_rule"]
 
 if TYPE_CHECKING:
     from autopar.api import compile, launch, plan
     from autopar.cluster import Cluster
     from autopar.plan_document import Plan
+    from autopar.rules.registration import register_rule
 
 _HOME = {
     "Cluster": "autopar.cluster",
@@ -18,6 +19,7 @@ _HOME = {
     "compile": "autopar.api",
     "launch": "autopar.api",
     "plan": "autopar.api",
+    "register_rule": "autopar.rules.registration",
 }
 
 

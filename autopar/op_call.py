@@ -21,12 +21,23 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
+class Fusion:
+    """What an op of a fused kernel still moves: operands `reads` (by index) come from memory,
+    `writes` its results go there; the others stay in registers. `starts`: the kernel's start is
+    charged to this op."""
+
+    reads: tuple[int, ...]
+    writes: bool
+    starts: bool
+
+
+@dataclass(frozen=True, slots=True)
 class OpCall:
     """`operands[i]` is the name of the node that gives operand i, `types[i]` its type.
 
     A node that occurs twice in the arguments is one operand. Sizes in `args` are concrete.
     `copies`: the result is new memory although the op only rearranges (reshape of a strided
-    tensor).
+    tensor). `fusion`: its part of a kernel that torch.compile would make of several ops.
     """
 
     name: str
@@ -38,6 +49,7 @@ class OpCall:
     results: tuple[TensorType, ...]
     path: str = ""
     copies: bool = False
+    fusion: Fusion | None = None
 
     @property
     def op_name(self) -> str:
@@ -55,6 +67,43 @@ class OpCall:
         if position < len(self.args):
             return self.args[position]
         return self.kwargs.get(name, default)
+
+    def named(self, name: str, default: Any = None) -> Any:
+        """An argument by its name in the op's schema: as given, else the schema's default; the
+        default given here where the op has no such argument."""
+        if name in self.kwargs:
+            return self.kwargs[name]
+        for position, argument in enumerate(_arguments(self.target)):
+            if argument.name == name:
+                return self.args[position] if position < len(self.args) else argument.default_value
+        return default
+
+    @property
+    def registered_name(self) -> str:
+        """`mylib::op`, or the bare name of a Python function."""
+        schema = getattr(self.target, "_schema", None)
+        return str(schema.name) if schema is not None else self.op_name
+
+    @property
+    def overload(self) -> str:
+        """`default`, `Tensor`, `dim`; empty for a Python function."""
+        return str(getattr(self.target, "_overloadname", ""))
+
+    @property
+    def writes_in_place(self) -> bool:
+        schema = getattr(self.target, "_schema", None)
+        return schema is not None and bool(schema.is_mutable)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether torch says that the op draws random numbers (for some arguments)."""
+        tags = getattr(self.target, "tags", ())
+        return torch.Tag.nondeterministic_seeded in tags
+
+
+def _arguments(target: Any) -> list[Any]:
+    schema = getattr(target, "_schema", None)
+    return list(schema.arguments) if schema is not None else []
 
 
 class Bindings:
@@ -126,6 +175,7 @@ def op_call(node: fx.Node, bindings: Bindings) -> OpCall:
         types_of(node, bindings),
         module_path(node),
         copies_memory(node, bindings),
+        node.meta.get("fusion"),
     )
 
 
@@ -136,7 +186,7 @@ def copies_memory(node: fx.Node, bindings: Bindings) -> bool:
     name = getattr(node.target, "_opname", "")
     if name in ("clone", "cat", "stack", "pad"):
         return True
-    if name not in ("reshape", "contiguous", "flatten"):
+    if name not in ("reshape", "contiguous", "flatten", "reshape_as"):
         return False
     source = node.args[0]
     value = source.meta.get("val") if isinstance(source, fx.Node) else None

@@ -2,49 +2,61 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from autopar.op_call import OpCall, Operand
+from autopar.rules.dims import aligned, broadcast, free, named
 from autopar.rules.language import Dims, Rule
 
 
 def sdpa(op: OpCall) -> Rule | None:
-    """q[b, h, q, e], k[b, g, k, e], v[b, g, k, f], mask broadcast to [b, h, q, k] -> [b, h, q, f].
+    """q[b*, h, q, e], k[b*, g, k, e], v[b*, g, k, f], mask -> [b*, h, q, f].
 
-    With grouped queries h = g * r and the major factor g is shared. FLOPs: two products of
-    2*b*h*q*k*e; a causal mask halves nothing here, as torch's own counter does.
+    With grouped queries h = g * r and the major factor g is shared; else leading dims broadcast.
+    The mask broadcasts to [b*, h, q, k]. FLOPs: two products of 2*b*h*q*k*e; a causal mask halves
+    nothing here, as torch's own counter does. With dropout it is a random op.
     """
     if len({a.index for a in op.args[:3] if isinstance(a, Operand)}) != 3:
         return None
     q, k, v = (op.types[a.index].shape for a in op.args[:3])
-    if len(q) != 4 or len(k) != 4 or k[0] != q[0] or v[:3] != k[:3] or q[1] % k[1]:
-        return None  # broadcast operands
-    mask = op.argument(3, "attn_mask")
-    causal = bool(op.argument(5, "is_causal", False))
-    dropout = float(op.argument(4, "dropout_p", 0.0) or 0.0)
-    heads: tuple[str, ...] = ("g",) if q[1] == k[1] else ("g", "r")
-    sizes = {"b": q[0], "g": k[1], "q": q[2], "k": k[2], "e": q[3], "f": v[3]}
-    if len(heads) == 2:
-        sizes["r"] = q[1] // k[1]
-    by_index: dict[int, Dims] = {}
+    if len(q) < 2 or len({len(q), len(k), len(v)}) != 1 or k[-2] != v[-2]:
+        return None
+    grouped = bool(op.named("enable_gqa")) and len(q) >= 3 and q[-3] != k[-3]
+    if grouped and (q[:-3] != k[:-3] or k[:-1] != v[:-1] or q[-3] % k[-3]):
+        return None
+    lead = q[:-2] if grouped else broadcast(q[:-2], k[:-2], v[:-2])
+    batch = free("b") if len(q) == 4 else named(lead[:-1], "b")
+    shared: Dims = (*batch, ("g",)) if len(q) > 2 else ()
+    own: Dims = (*batch, ("g", "r")) if grouped else shared
+    sizes = {d[0]: s for d, s in zip(shared, lead, strict=True)}
+    if grouped:
+        sizes |= {"g": k[-3], "r": q[-3] // k[-3]}
+    sizes |= {"q": q[-2], "k": k[-2], "e": q[-1], "f": v[-1]}
+    causal = bool(op.named("is_causal"))
+    dropout = float(op.named("dropout_p") or 0.0)
+    keys = shared if grouped else aligned(k[:-2], lead, shared)
+    values = shared if grouped else aligned(v[:-2], lead, shared)
+    queries = own if grouped else aligned(q[:-2], lead, own)
     layout: list[Dims] = [
-        (("b",), heads, ("q",), ("e",)),
-        (("b",), ("g",), ("k",), ("e",)),
-        (("b",), ("g",), ("k",), ("f",)),
+        (*queries, ("q",), ("e",)),
+        (*keys, ("k",), ("e",)),
+        (*values, ("k",), ("f",)),
     ]
-    for argument, dims in zip(op.args[:3], layout, strict=True):
-        by_index[argument.index] = dims
+    by_index = {a.index: d for a, d in zip(op.args[:3], layout, strict=True)}
+    mask = op.named("attn_mask")
     if isinstance(mask, Operand):
-        by_index[mask.index] = _mask(op.types[mask.index].shape, q, heads)
-    whole = {"k", "e", "f"} | ({"q"} if causal or dropout else set())
+        if mask.index in by_index:
+            return None
+        scores = (*lead, q[-2], k[-2])
+        by_index[mask.index] = aligned(op.types[mask.index].shape, scores, (*own, ("q",), ("k",)))
     operands = tuple(by_index[i] for i in range(len(op.types)))
-    flops = 2.0 * q[0] * q[1] * q[2] * k[2] * (q[3] + v[3])
-    return Rule(operands, ((("b",), heads, ("q",), ("f",)),), sizes, frozenset(whole), flops=flops)
-
-
-def _mask(shape: tuple[int, ...], q: tuple[int, ...], heads: tuple[str, ...]) -> Dims:
-    full: list[tuple[str, ...]] = [("b",), heads, ("q",), ("k",)]
-    aligned = full[4 - len(shape) :]
-    sizes = [q[0], q[1], q[2], 0][4 - len(shape) :]
-    return tuple(
-        d if s != 1 and (s == n or n == 0) else ()
-        for d, s, n in zip(aligned, shape, sizes, strict=True)
+    flops = 2.0 * prod(lead) * q[-2] * k[-2] * (q[-1] + v[-1])
+    whole = {"k", "e", "f"} | ({"q"} if causal or dropout else set())
+    return Rule(
+        operands,
+        ((*own, ("q",), ("f",)),),
+        sizes,
+        frozenset(whole),
+        flops=flops,
+        random=dropout > 0,
     )

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 from autopar.errors import PassError
 from autopar.op_call import OpCall
@@ -33,11 +34,15 @@ class NoRuleError(PassError):
 class Rule:
     """Factors of one op call.
 
-    `whole`: factors that must not be sharded. `linear`: sets of operands that may together be
+    `whole`: factors that must not be sharded, as what they hold belongs together. `fixed`: factors
+    that can't be sharded either, although their members are independent of each other (an argument
+    holds their size). `linear`: sets of operands that may together be
     partial sums while the result is then one too. `additive`: operands that are added to the
     result (a bias): when a contracted factor is sharded they must be partial as well.
     `local_ops`: for a factor, the `autopar` op that computes it on shards, and `outcomes` the
-    placement of the results then. `flops`: of the forward.
+    placement of the results then. `divided`: for a factor, the names of integer arguments that a
+    rank gets divided by the number of ranks (the groups of a convolution). `random`: the op draws
+    random numbers; ranks draw their own on shards. `flops`: of the forward.
     """
 
     operands: tuple[Dims, ...]
@@ -49,6 +54,9 @@ class Rule:
     local_ops: Mapping[str, str] = field(default_factory=dict)
     outcomes: Mapping[str, Placement] = field(default_factory=dict)
     flops: float = 0.0
+    fixed: frozenset[str] = frozenset()
+    divided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    random: bool = False
 
     def __str__(self) -> str:
         def dims(tensor: Dims) -> str:
@@ -69,27 +77,28 @@ def parse(
     contraction: bool = False,
     local_ops: Mapping[str, str] | None = None,
     outcomes: Mapping[str, Placement] | None = None,
-    group_sizes: Mapping[str, int] | None = None,
+    random: bool = False,
 ) -> Rule:
-    """A rule from its text and a call. `contraction`: FLOPs are twice the product of factors."""
-    left, right = text.split("->")
-    operands = [_tokens(part) for part in left.split(",")]
-    results = [_tokens(part) for part in right.split(",")]
+    """A rule from its text and a call. `contraction`: FLOPs are twice the product of factors.
+
+    Raises `NoRuleError` where text and call don't agree.
+    """
+    operands, results = tokens_of(text)
     shapes = [t.shape for t in op.types] + [t.shape for t in op.results]
     if len(operands) != len(op.types) or len(results) != len(op.results):
         raise NoRuleError(
             f"rule {text!r} names {len(operands)} operands, {op.op_name} has {len(op.types)}",
             next_step="register a rule for this overload",
         )
-    sizes: dict[str, int] = dict(group_sizes or {})
+    sizes: dict[str, int] = {}
     expanded = [
         _expand(t, s, sizes, i)
         for i, (t, s) in enumerate(zip(operands + results, shapes, strict=True))
     ]
-    product = 1.0
-    for size in sizes.values():
-        product *= size
-    blocked = set(whole) | {f for f in sizes if f.startswith("_")}
+    _size_groups(expanded, shapes, sizes)
+    product = float(prod(sizes.values()))
+    named = set(whole)
+    blocked = {f for f in sizes if f in named or f.startswith("_") or _rest_of(f) in named}
     return Rule(
         tuple(expanded[: len(operands)]),
         tuple(expanded[len(operands) :]),
@@ -100,7 +109,42 @@ def parse(
         local_ops or {},
         outcomes or {},
         2.0 * product if contraction else 0.0,
+        random=random,
     )
+
+
+def _rest_of(factor: str) -> str:
+    """`b*`, of which `b0` is the first."""
+    return factor.rstrip("0123456789") + "*"
+
+
+def tokens_of(text: str) -> tuple[list[list[Dim]], list[list[Dim]]]:
+    """Dims of the operands and of the results as a text names them."""
+    left, right = text.split("->")
+    return [_tokens(part) for part in left.split(",")], [_tokens(p) for p in right.split(",")]
+
+
+def _size_groups(
+    tensors: Iterable[Dims], shapes: Iterable[tuple[int, ...]], sizes: dict[str, int]
+) -> None:
+    """Sizes of factors that occur in groups only: what the known ones leave of the dim."""
+    groups = [
+        (dim, size)
+        for dims, shape in zip(tensors, shapes, strict=True)
+        for dim, size in zip(dims, shape, strict=True)
+        if len(dim) > 1
+    ]
+    for dim, size in groups * 2:
+        unknown = [f for f in dim if f not in sizes]
+        known = prod(sizes[f] for f in dim if f in sizes)
+        if len(unknown) == 1 and known and size % known == 0:
+            sizes[unknown[0]] = size // known
+    for dim, size in groups:
+        if any(f not in sizes for f in dim) or prod(sizes[f] for f in dim) != size:
+            raise NoRuleError(
+                f"the sizes of the factors of ({' '.join(dim)}) don't follow from the call",
+                next_step="name each factor of a group, but one, as a dim of its own somewhere",
+            )
 
 
 def _tokens(part: str) -> list[tuple[str, ...]]:

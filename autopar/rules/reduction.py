@@ -1,24 +1,28 @@
-"""Reductions and row-wise functions. A sharded summed factor makes the result a partial sum."""
+"""Reductions over dims. A sharded summed factor makes the result a partial sum."""
 
 from __future__ import annotations
 
-from autopar.op_call import OpCall
+from dataclasses import replace
+
+from autopar.op_call import OpCall, Operand
+from autopar.rules import pointwise
+from autopar.rules.dims import named, reduced_dims
 from autopar.rules.language import Dims, Rule
 
-
-def _dims(op: OpCall, position: int = 1) -> set[int]:
-    rank = len(op.types[0].shape)
-    dim = op.argument(position, "dim")
-    if dim is None or dim == []:
-        return set(range(rank))
-    return {int(d) % rank for d in (dim if isinstance(dim, list | tuple) else [dim])}
+# Reduced dims stay whole; results are one tensor or a pair (value and index, mean and variance).
+_NAMES_TEXT = """
+amax amin argmax argmin any all aminmax logsumexp special_logsumexp prod var std var_mean std_mean
+median nanmedian mode kthvalue nansum nanmean count_nonzero norm linalg_vector_norm linalg_norm
+linalg_matrix_norm frobenius_norm nuclear_norm
+"""
+NAMES = _NAMES_TEXT.split()
 
 
 def _reduce(op: OpCall, *, summed: bool) -> Rule:
     shape = op.types[0].shape
-    gone = _dims(op)
+    gone = reduced_dims(op)
     keep = len(op.result.shape) == len(shape)
-    operand: Dims = tuple((f"d{i}",) for i in range(len(shape)))
+    operand: Dims = named(shape)
     result: Dims = tuple(
         () if i in gone else d for i, d in enumerate(operand) if keep or i not in gone
     )
@@ -35,35 +39,16 @@ def sum_(op: OpCall) -> Rule:
 
 def mean(op: OpCall) -> Rule:
     """The mean over a sharded dim is not the sum of the local means: that dim stays whole."""
-    rule = _reduce(op, summed=False)
-    return Rule(rule.operands, rule.results, rule.sizes, rule.whole, (frozenset({0}),))
+    return replace(_reduce(op, summed=False), linear=(frozenset({0}),))
 
 
-def extreme(op: OpCall) -> Rule:
-    """amax, amin, argmax, any, all, var, std: reduced dims stay whole."""
+def extreme_or_pointwise(op: OpCall) -> Rule | None:
+    """`max` and `min` of two tensors, else over a dim or over all."""
+    return pointwise.rule(op) if op.overload == "other" else extreme(op)
+
+
+def extreme(op: OpCall) -> Rule | None:
+    """One tensor, reduced over `dim` or over all dims."""
+    if len(op.types) != 1 or not isinstance(op.args[0], Operand):
+        return None
     return _reduce(op, summed=False)
-
-
-def softmax(op: OpCall) -> Rule:
-    """Rows must be whole along `dim`."""
-    shape = op.types[0].shape
-    at = int(op.argument(1, "dim")) % len(shape)
-    dims: Dims = tuple((f"d{i}",) for i in range(len(shape)))
-    sizes = {f"d{i}": s for i, s in enumerate(shape)}
-    return Rule((dims,), (dims,), sizes, frozenset({f"d{at}"}))
-
-
-def cumsum(op: OpCall) -> Rule:
-    rule = softmax(op)
-    return Rule(rule.operands, rule.results, rule.sizes, rule.whole, (frozenset({0}),))
-
-
-def normalization(op: OpCall) -> Rule:
-    """layer_norm and rms_norm: x[..., d], weight[d], bias[d]; d must be whole."""
-    normalized = len(op.argument(1, "normalized_shape"))
-    rank = len(op.types[0].shape)
-    dims: Dims = tuple((f"d{i}",) for i in range(rank))
-    affine = dims[rank - normalized :]
-    sizes = {f"d{i}": s for i, s in enumerate(op.types[0].shape)}
-    whole = frozenset(d[0] for d in affine)
-    return Rule((dims, *([affine] * (len(op.types) - 1))), (dims,), sizes, whole)

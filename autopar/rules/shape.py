@@ -15,11 +15,13 @@ def _named(shape: tuple[int, ...]) -> tuple[Dims, dict[str, int]]:
     return tuple((f"d{i}",) for i in range(len(shape))), {f"d{i}": s for i, s in enumerate(shape)}
 
 
-def view(op: OpCall) -> Rule:
+def view(op: OpCall) -> Rule | None:
     """Split and merged dims share factors; only the major factor of a merged dim can be sharded.
 
-    (h d) -> h, d: sharding h slices both; d can't be sharded.
+    (h d) -> h, d: sharding h slices both; d can't be sharded. A view as another dtype has no rule.
     """
+    if op.overload == "dtype":
+        return None
     operand, result, sizes, whole = common_factors(op.types[0].shape, op.result.shape)
     return Rule((operand,), (result,), sizes, frozenset(whole), _ALL)
 
@@ -93,17 +95,41 @@ def expand(op: OpCall) -> Rule:
     return Rule((operand,), (dims,), sizes, linear=_ALL)
 
 
+def as_another(op: OpCall) -> Rule | None:
+    """view_as and reshape_as: the sizes of another tensor, of which nothing else is read."""
+    if len(op.types) != 2:
+        return None
+    operand, result, sizes, whole = common_factors(op.types[0].shape, op.result.shape)
+    return Rule((operand, result), (result,), sizes, frozenset(whole), _ALL)
+
+
 def transpose(op: OpCall) -> Rule:
     dims, sizes = _named(op.types[0].shape)
     order = list(range(len(dims)))
-    if op.op_name in ("permute",):
+    name = op.op_name.rstrip("_")
+    if name == "permute":
         order = [int(a) % len(dims) for a in op.argument(1, "dims")]
-    elif op.op_name == "t":
+    elif name in ("t", "numpy_T"):
         order.reverse()
+    elif name in ("movedim", "moveaxis"):
+        order = _moved(op, len(dims))
     else:
-        a, b = (int(op.argument(k, n)) % len(dims) for k, n in ((1, "dim0"), (2, "dim1")))
-        order[a], order[b] = order[b], order[a]
+        # mT, adjoint and matrix_H name no dims: they swap the last two.
+        given = (op.argument(1, "dim0", -2), op.argument(2, "dim1", -1))
+        if order:
+            a, b = (int(d) % len(dims) for d in given)
+            order[a], order[b] = order[b], order[a]
     return Rule((dims,), (tuple(dims[i] for i in order),), sizes, linear=_ALL)
+
+
+def _moved(op: OpCall, rank: int) -> list[int]:
+    """Where each dim of the result comes from."""
+    source, destination = op.argument(1, "source"), op.argument(2, "destination")
+    if isinstance(source, int):
+        source, destination = [source], [destination]
+    target = {int(d) % rank: int(s) % rank for s, d in zip(source, destination, strict=True)}
+    rest = iter([i for i in range(rank) if i not in target.values()])
+    return [target[i] if i in target else next(rest) for i in range(rank)]
 
 
 def unsqueeze(op: OpCall) -> Rule:

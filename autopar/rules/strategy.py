@@ -16,7 +16,8 @@ class Strategy:
     `name` is the text a plan holds: `replicate`, `replicate*` (gradients stay terms of a sum),
     `shard F` (factor F) or `partial I` (operands I are terms of a sum, and so is the result).
     `share`: the part of the op's FLOPs that one rank does. `local_op`: the `autopar` op that takes
-    the place of the original on shards, if the original would be wrong there.
+    the place of the original on shards, if the original would be wrong there. `divided`: names of
+    the integer arguments that a rank gets divided by the number of ranks.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Strategy:
     result: Placement
     share: float = 1.0
     local_op: str = ""
+    divided: tuple[str, ...] = ()
 
 
 def strategies(op: OpCall, rule: Rule | None, ranks: int) -> list[Strategy]:
@@ -32,7 +34,11 @@ def strategies(op: OpCall, rule: Rule | None, ranks: int) -> list[Strategy]:
     result_grad = any(t.requires_grad for t in op.results)
     whole = tuple(Replicate for _ in op.types)
     found = [Strategy("replicate", whole, Replicate)]
-    if rule is None or len({r for r in rule.results}) > 1 or ranks == 1:
+    if rule is None or ranks == 1 or len({r for r in rule.results}) > 1:
+        return found
+    if op.writes_in_place or (rule.random and len(rule.results) > 1):
+        # A write into a shard would not reach the value that it was cut from; and around a random
+        # op on shards stands a mark on its one result.
         return found
     if any(grads) and result_grad:
         found.append(Strategy("replicate*", tuple(_whole(g) for g in grads), ReplicatePartialGrad))
@@ -56,7 +62,7 @@ def _shard(
     rule: Rule, factor: str, grads: tuple[bool, ...], result_grad: bool, ranks: int
 ) -> Strategy | None:
     size = rule.sizes[factor]
-    if factor in rule.whole or size < ranks or size % ranks:
+    if factor in rule.whole or factor in rule.fixed or size < ranks or size % ranks:
         return None
     tensors = (*rule.operands, *rule.results)
     positions = [_position(dims, factor) for dims in tensors]
@@ -64,6 +70,8 @@ def _shard(
         return None
     result_at = positions[len(grads)]
     contracted = result_at is None
+    if contracted and rule.random:
+        return None
     operands: list[Placement] = []
     for index, (at, grad) in enumerate(zip(positions[: len(grads)], grads, strict=True)):
         if at is not None:
@@ -81,7 +89,12 @@ def _shard(
     else:
         result = Shard(result_at) if result_at is not None else Partial
     return Strategy(
-        f"shard {factor}", tuple(operands), result, 1.0 / ranks, rule.local_ops.get(factor, "")
+        f"shard {factor}",
+        tuple(operands),
+        result,
+        1.0 / ranks,
+        rule.local_ops.get(factor, ""),
+        rule.divided.get(factor, ()),
     )
 
 

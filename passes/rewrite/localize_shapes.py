@@ -51,6 +51,7 @@ def localize_shapes(graph: fx.GraphModule, ranks: int) -> None:
             node.meta["val"] = torch.empty(expected[0], dtype=values[0].dtype, device="meta")
             continue
         _substitute(node, ranks)
+        _divide(node, ranks)
         if getattr(node.target, "_opname", "") in RESIZING:
             node.update_arg(1, list(expected[0]))
         elif getattr(node.target, "_opname", "") == "unflatten":
@@ -78,6 +79,22 @@ def _run(node: fx.Node) -> None:
         ) from error
 
 
+def _divide(node: fx.Node, ranks: int) -> None:
+    """Counts of what is sharded (the groups of a convolution) become those of a rank."""
+    strategy = node.meta.get("strategy")
+    arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
+    for name in strategy.divided if strategy is not None else ():
+        position = next(i for i, a in enumerate(arguments) if a.name == name)
+        if position < len(node.args):
+            count = node.args[position]
+            assert isinstance(count, int)
+            node.update_arg(position, count // ranks)
+        else:
+            count = node.kwargs[name]
+            assert isinstance(count, int)
+            node.update_kwarg(name, count // ranks)
+
+
 def _substitute(node: fx.Node, ranks: int) -> None:
     strategy = node.meta.get("strategy")
     local = strategy.local_op if strategy is not None else ""
@@ -90,7 +107,8 @@ def _substitute(node: fx.Node, ranks: int) -> None:
         node.args = (args[0], args[1], padding, ranks, "tp")
     else:
         ignore = args[4] if len(args) > 4 else kwargs.get("ignore_index", -100)
-        smoothing = () if local == "token_cross_entropy" else (0.0,)
+        smoothing = args[5:6] or (kwargs.get("label_smoothing", 0.0),)
+        smoothing = () if local == "token_cross_entropy" else smoothing
         node.args = (args[0], args[1], ignore, *smoothing, ranks, "tp")
     node.target = getattr(ops, local).default
     node.kwargs = {}

@@ -15,7 +15,7 @@ from autopar.op_call import STATIC, Bindings, copies_memory
 from autopar.program import Program
 
 # Ops whose second argument is the shape of the result: it is written out.
-RESIZING = frozenset({"view", "reshape", "_unsafe_view", "expand"})
+RESIZING = frozenset({"view", "reshape", "_unsafe_view", "expand", "broadcast_to"})
 
 
 def cut(

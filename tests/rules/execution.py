@@ -21,7 +21,7 @@ from autopar.rules import rule_for
 from autopar.rules.strategy import Strategy, strategies
 
 Tensor = torch.Tensor
-SHAPE_ARGUMENT = {"view", "reshape", "_unsafe_view", "expand"}
+SHAPE_ARGUMENT = {"view", "reshape", "_unsafe_view", "expand", "broadcast_to"}
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,26 @@ def _type(t: Tensor) -> TensorType:
     return TensorType(tuple(t.shape), t.dtype, t.requires_grad)
 
 
-def run(target: Any, args: Any, kwargs: Any, operands: list[Tensor]) -> Any:
+def run(target: Any, args: Any, kwargs: Any, operands: list[Tensor], random_seed: int = 1) -> Any:
+    """The op itself, on operands in the places that `Operand`s mark."""
+
     def fill(leaf: Any) -> Any:
         return operands[leaf.index] if isinstance(leaf, Operand) else leaf
 
     if target is operator.getitem and isinstance(args[0], Operand):
         return operands[0]
-    result = target(*substitute(args, fill), **{k: substitute(v, fill) for k, v in kwargs.items()})
+    schema = getattr(target, "_schema", None)
+    if schema is not None and schema.is_mutable:
+        # A leaf can't be written into, and the caller's values stay.
+        operands = [t.clone() for t in operands]
+    filled = substitute(args, fill), {k: substitute(v, fill) for k, v in kwargs.items()}
+    state = torch.default_generator.get_state()
+    # Every rank draws the same numbers, as replication asks for.
+    torch.default_generator.manual_seed(random_seed)
+    result = target(*filled[0], **filled[1])
+    torch.default_generator.set_state(state)
     # Memory that nobody wrote has no value to compare.
-    return torch.zeros_like(result) if target is torch.ops.aten.empty_like.default else result
+    return torch.zeros_like(result) if "empty" in target.__name__ else result
 
 
 def pieces(value: Tensor, placement: Placement, ranks: int) -> list[Tensor]:
@@ -186,6 +197,19 @@ def check_strategy(op: OpCall, operands: list[Tensor], strategy: Strategy, ranks
         )
 
 
+def check_shapes(op: OpCall, operands: list[Tensor], strategy: Strategy, ranks: int) -> None:
+    """Shards of a random op have numbers of their own: only their shapes can be compared. Without
+    randomness the same rule is checked in full (a dropout of probability 0)."""
+    local = [
+        [piece.detach() for piece in pieces(t.detach(), p, ranks)]
+        for t, p in zip(operands, strategy.operands, strict=True)
+    ]
+    results = run_local(op, [[v[r] for v in local] for r in range(ranks)], strategy, ranks)
+    for values in results:
+        shapes = [tuple(v.shape) for v in values]
+        assert shapes == [strategy.result.local_shape(t.shape, ranks) for t in op.results]
+
+
 def _gradients(
     results: list[Tensor], leaves: list[Tensor], gradients: list[Tensor]
 ) -> list[Tensor]:
@@ -210,14 +234,20 @@ def run_local(
     """Results of every rank; an op with a local form is computed here by a formula of its own."""
     if strategy.local_op:
         return [[LOCAL[strategy.local_op](op, per_rank, rank)] for rank in range(ranks)]
-    args = list(op.args)
+    args, kwargs = list(op.args), dict(op.kwargs)
+    for name in strategy.divided:
+        position = [a.name for a in op.target._schema.arguments].index(name)
+        if position < len(args):
+            args[position] //= ranks
+        else:
+            kwargs[name] //= ranks
     shape = strategy.result.local_shape(op.result.shape, ranks)
     if op.op_name in SHAPE_ARGUMENT:
         args[1] = list(shape)
     if op.op_name == "unflatten":
         dim = args[1] % len(op.types[0].shape)
         args[2] = list(shape[dim : dim + len(args[2])])
-    return [as_list(run(op.target, tuple(args), op.kwargs, values)) for values in per_rank]
+    return [as_list(run(op.target, tuple(args), kwargs, values)) for values in per_rank]
 
 
 def _vocab_embedding(op: OpCall, per_rank: list[list[Tensor]], rank: int) -> Tensor:
@@ -243,7 +273,9 @@ def _vocab_cross_entropy(op: OpCall, per_rank: list[list[Tensor]], rank: int) ->
     )
     valid = target != ignore
     picked = logits.gather(1, torch.where(valid, target, 0).unsqueeze(1)).squeeze(1)
-    return torch.where(valid, logits.logsumexp(1) - picked, 0).sum() / valid.sum()
+    smoothing = op.named("label_smoothing")
+    wanted = (1 - smoothing) * picked + smoothing * logits.mean(1)
+    return torch.where(valid, logits.logsumexp(1) - wanted, 0).sum() / valid.sum()
 
 
 def _token_cross_entropy(op: OpCall, per_rank: list[list[Tensor]], rank: int) -> Tensor:
@@ -264,11 +296,14 @@ LOCAL = {
 
 def check_all(op: OpCall, operands: list[Tensor], seed: int = 0) -> set[str]:
     """Every strategy on 2 and 4 ranks; the names of the strategies that were run."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed records a traceback
     rule = rule_for(op)
     names = set()
     for ranks in (2, 4):
         for strategy in strategies(op, rule, ranks):
-            check_strategy(op, operands, strategy, ranks)
+            if rule is not None and rule.random and strategy.result.is_shard:
+                check_shapes(op, operands, strategy, ranks)
+            else:
+                check_strategy(op, operands, strategy, ranks)
             names.add(strategy.name)
     return names

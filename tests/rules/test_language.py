@@ -41,27 +41,25 @@ def test_a_text_that_does_not_fit_the_call_is_refused() -> None:
     "made",
     [
         lambda x: call(aten.mm.default, x, x),
-        lambda x: call(aten.bmm.default, x[None], x[None]),
+        lambda x: call(aten.baddbmm.default, *[x[None]] * 3),
         lambda x: call(aten.linear.default, x, x),
         lambda x: call(aten.linear.default, x, x[0]),
         lambda x: call(aten.addmm.default, x, x, x),
-        lambda x: call(aten.matmul.default, x, x[0]),
         lambda x: call(aten.matmul.default, x, x),
     ],
-    ids=["mm", "bmm", "linear", "linear vector", "addmm", "matmul vector", "matmul"],
+    ids=["mm", "baddbmm", "linear", "linear vector", "addmm", "matmul"],
 )
 def test_an_unusual_form_is_replicated_not_an_error(made) -> None:  # type: ignore[no-untyped-def]
     op, _ = op_call_of(made(real(4, 4)))
-    if len(op.types) == 1 or len(op.types[-1].shape) == 1:
-        assert rule_for(op) is None
-
-
-def test_broadcast_attention_has_no_rule() -> None:
-    q, k = real(4, 2, 4, 8), real(1, 2, 4, 8)
-    op, _ = op_call_of(call(aten.scaled_dot_product_attention.default, q, k, real(1, 2, 4, 8)))
     assert rule_for(op) is None
 
 
+def test_keys_of_one_head_broadcast_in_attention() -> None:
+    q, k, v = real(4, 2, 4, 8), real(4, 1, 4, 8), real(1, 1, 4, 8)
+    op, _ = op_call_of(call(aten.scaled_dot_product_attention.default, q, k, v))
+    assert str(rule_for(op)) == "b g q e, b 1 k e, 1 1 k f -> b g q f"
+
+
 def test_an_unknown_op_has_no_rule() -> None:
-    op, _ = op_call_of(call(aten.erfinv.default, real(4)))
+    op, _ = op_call_of(call(aten.special_i0.default, real(4)))
     assert rule_for(op) is None

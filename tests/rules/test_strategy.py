@@ -80,12 +80,14 @@ def test_a_vocabulary_can_be_split_at_both_ends() -> None:
     assert (loss["shard t"].result, loss["shard t"].local_op) == (P, "token_cross_entropy")
 
 
-def test_a_smoothed_or_weighted_loss_is_replicated() -> None:
+def test_only_the_sum_of_a_smoothed_or_weighted_loss_is_partial() -> None:
     logits, target = real(4, 8), torch.randint(8, (4,))
     smooth = call(aten.cross_entropy_loss.default, logits, target, None, 1, -100, 0.1)
     summed = call(aten.cross_entropy_loss.default, logits, target, None, 2)
     weighted = call(aten.cross_entropy_loss.default, logits, target, real(8, grad=False))
-    assert set(of(smooth)) == set(of(summed)) == set(of(weighted)) == {"replicate"}
+    assert set(of(weighted)) == {"replicate", "replicate*"}
+    assert set(of(smooth)) == {"replicate", "replicate*", "shard c"}
+    assert of(summed)["shard t"].result == P
 
 
 def test_the_mean_over_a_dim_keeps_it_whole_and_the_sum_does_not() -> None:
@@ -100,3 +102,34 @@ def test_a_scalar_added_to_a_partial_sum_would_be_added_twice() -> None:
     x = real(4)
     assert not [s for s in of(call(aten.mul.Tensor, x, x)) if s.startswith("partial")]
     assert {"partial 0", "partial 1"} <= set(of(call(aten.mul.Tensor, real(4), real(4))))
+
+
+def test_groups_of_a_convolution_are_divided() -> None:
+    x, w = real(2, 8, 5), real(4, 2, 3)
+    found = of(call(aten.conv1d.default, x, w, None, [1], [1], [1], 4))
+    strategy = found["shard g"]
+    assert (strategy.operands, strategy.result) == ((S(1), S(0)), S(1))
+    assert strategy.divided == ("groups",)
+    assert not {"shard o", "shard c"} & set(found)
+    plain = of(call(aten.conv1d.default, x, real(4, 8, 3), real(4)))
+    assert (plain["shard o"].operands, plain["shard o"].result) == ((RG, S(0), S(0)), S(1))
+    assert (plain["shard c"].operands, plain["shard c"].result) == ((S(1), S(1), P), P)
+
+
+def test_writes_in_place_are_known_but_replicated() -> None:
+    made = call(aten.relu_.default, real(4, 4))
+    op, _ = op_call_of(made)
+    assert rule_for(op) is not None
+    assert set(of(made)) == {"replicate"}
+    assert "shard d0" in of(call(aten.relu.default, real(4, 4)))
+
+
+def test_random_ops_are_sharded_but_never_partial() -> None:
+    found = of(call(aten.dropout.default, real(4, 4), 0.1, True))
+    assert set(found) == {"replicate", "replicate*", "shard d0", "shard d1"}
+    assert "partial 0" in of(call(aten.dropout.default, real(4, 4), 0.1, False))
+    queries = (real(2, 4, 4, 4) for _ in "qkv")
+    attention = of(call(aten.scaled_dot_product_attention.default, *queries, None, 0.1))
+    assert set(attention) == {"replicate", "replicate*", "shard b", "shard g"}
+    # Two results: a mark around the op would not know which one it is for.
+    assert set(of(call(aten.native_dropout.default, real(4, 4), 0.1, True))) == {"replicate"}

@@ -68,6 +68,25 @@ def test_a_split_vocabulary_gets_its_own_ops() -> None:
     ).run(graph.code)
 
 
+def test_a_smoothed_loss_over_a_split_vocabulary_stays_smoothed() -> None:
+    graph = fx.Graph()
+    x, t = graph.placeholder("x"), graph.placeholder("t")
+    target = torch.ops.aten.cross_entropy_loss.default
+    y = graph.call_function(target, (x, t, None, 1, -100, 0.1))
+    graph.output((y,))
+    strategy = Strategy("shard c", (Shard(1), Replicate), Replicate, 0.5, "vocab_cross_entropy")
+    x.meta = {"val": torch.empty(4, 8, device="meta"), "placement": Shard(1)}
+    t.meta = {"val": torch.empty(4, dtype=torch.long, device="meta"), "placement": Replicate}
+    y.meta = {
+        "val": torch.empty((), device="meta"),
+        "placement": Replicate,
+        "strategy": strategy,
+    }
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    localize_shapes(module, 2)
+    FileCheck().check("vocab_cross_entropy.default(x, t, -100, 0.1, 2, 'tp')").run(module.code)
+
+
 def test_a_split_batch_of_tokens_gets_its_own_loss() -> None:
     graph = localised("mlp", "head", {"cross_entropy_loss": "shard t"})
     FileCheck().check("autopar.token_cross_entropy.default(").check("-100, 2, 'tp')").run(
@@ -89,6 +108,25 @@ def test_unflatten_gets_local_sizes() -> None:
     module = fx.GraphModule(torch.nn.Module(), graph)
     localize_shapes(module, 2)
     FileCheck().check("unflatten.int(x, -1, [2, 2])").run(module.code)
+
+
+def test_the_groups_of_a_convolution_are_those_of_a_rank() -> None:
+    graph = fx.Graph()
+    x, w = graph.placeholder("x"), graph.placeholder("w")
+    target = torch.ops.aten.conv1d.default
+    y = graph.call_function(target, (x, w, None, [1], [0], [1], 4))
+    graph.output((y,))
+    strategy = Strategy("shard g", (Shard(1), Shard(0)), Shard(1), divided=("groups",))
+    x.meta = {"val": torch.empty(2, 8, 5, device="meta"), "placement": Shard(1)}
+    w.meta = {"val": torch.empty(4, 2, 3, device="meta"), "placement": Shard(0)}
+    y.meta = {
+        "val": torch.empty(2, 4, 3, device="meta"),
+        "placement": Shard(1),
+        "strategy": strategy,
+    }
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    localize_shapes(module, 2)
+    FileCheck().check("conv1d.default(x, w, None, [1], [0], [1], 2)").run(module.code)
 
 
 def test_one_rank_keeps_the_graph() -> None:
