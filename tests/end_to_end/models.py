@@ -49,7 +49,7 @@ def llama_three_heads() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return llama(hidden_size=48, num_attention_heads=3, num_key_value_heads=3)
 
 
-def gpt2() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+def gpt2(dropout: float = 0.0) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     from transformers import GPT2Config
 
     return _causal(
@@ -59,9 +59,9 @@ def gpt2() -> tuple[nn.Module, dict[str, torch.Tensor]]:
             n_head=4,
             n_positions=64,
             vocab_size=VOCABULARY,
-            attn_pdrop=0.0,
-            embd_pdrop=0.0,
-            resid_pdrop=0.0,
+            attn_pdrop=dropout,
+            embd_pdrop=dropout,
+            resid_pdrop=dropout,
         )
     )
 
