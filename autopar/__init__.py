@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Cluster", "Plan", "compile", "launch", "plan", "register_rule"]
+__all__ = ["Cluster", "Plan", "compile", "launch", "plan", "register_rule", "replicate"]
 
 if TYPE_CHECKING:
     from autopar.api import compile, launch, plan
     from autopar.cluster import Cluster
+    from autopar.marks import replicate
     from autopar.plan_document import Plan
     from autopar.rules.registration import register_rule
 
@@ -19,6 +20,7 @@ _HOME = {
     "compile": "autopar.api",
     "launch": "autopar.api",
     "plan": "autopar.api",
+    "replicate": "autopar.marks",
     "register_rule": "autopar.rules.registration",
 }
 

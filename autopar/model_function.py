@@ -16,13 +16,18 @@ import torch
 from torch import nn
 
 from autopar.errors import UsageError
+from autopar.inputs import flatten_inputs
+from autopar.loss_function import LossFunction
+
+Made = tuple[nn.Module, dict[str, Any] | None, LossFunction | None]
 
 
-def model_from_function(text: str) -> tuple[nn.Module, dict[str, torch.Tensor] | None]:
+def model_from_function(text: str) -> Made:
     """Call the function that `text` (`file.py:function`) names, without arguments.
 
-    It returns `(model, example_inputs)` or a model (inputs None then). Example inputs are tensors
-    by the names of forward's arguments, or positional ones in a tuple. Raises `UsageError` when the
+    It returns `(model, example_inputs)`, `(model, example_inputs, loss_fn)` or a model (inputs None
+    then). Example inputs go by the names of forward's arguments, or by position in a tuple; they
+    may be nested. Raises `UsageError` when the
     file or function is missing, the call fails, or the result is something else.
     """
     file, _, name = text.rpartition(":")
@@ -47,9 +52,15 @@ def model_from_function(text: str) -> tuple[nn.Module, dict[str, torch.Tensor] |
             next_step="the function is called without arguments; make that work in Python first",
         ) from error
     if isinstance(result, nn.Module):
-        return result, None
-    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module):
-        return result[0], _named_inputs(text, *result)
+        return result, None, None
+    if isinstance(result, tuple) and len(result) in (2, 3) and isinstance(result[0], nn.Module):
+        loss_fn = result[2] if len(result) == 3 else None
+        if loss_fn is not None and not callable(loss_fn):
+            raise UsageError(
+                f"{text}: the loss function is a {type(loss_fn).__name__}",
+                next_step="return (model, example_inputs, loss_fn): loss_fn(outputs, **inputs)",
+            )
+        return result[0], _named_inputs(text, result[0], result[1]), loss_fn
     raise UsageError(
         f"{text} returned {type(result).__name__}",
         next_step="return (model, example_inputs), with the inputs as a dict of tensors",
@@ -78,7 +89,7 @@ def _load(path: Path, text: str) -> ModuleType:
     return module
 
 
-def _named_inputs(text: str, model: nn.Module, inputs: Any) -> dict[str, torch.Tensor]:
+def _named_inputs(text: str, model: nn.Module, inputs: Any) -> dict[str, Any]:
     """Example inputs by the names of forward's arguments."""
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
@@ -91,10 +102,8 @@ def _named_inputs(text: str, model: nn.Module, inputs: Any) -> dict[str, torch.T
                 f"{error}",
                 next_step="return the inputs as a dict by argument name",
             ) from error
-    good = isinstance(inputs, Mapping) and all(
-        isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in inputs.items()
-    )
-    if not good or not inputs:
+    good = isinstance(inputs, Mapping) and all(isinstance(key, str) for key in inputs)
+    if not good or not flatten_inputs(inputs)[0]:
         raise UsageError(
             f"{text}: the example inputs are not tensors by argument name",
             next_step="return (model, {'argument': tensor, ...})",

@@ -2,8 +2,8 @@
 
 zoo:NAME           a configuration shipped in data/zoo, built on the meta device
 hf:PATH            a Hugging Face config.json, or the folder that holds it; nothing is downloaded
-file.py:function   a function without arguments that returns (model, example_inputs), or a
-                   Hugging Face model alone
+file.py:function   a function without arguments that returns (model, example_inputs),
+                   (model, example_inputs, loss_fn), or a Hugging Face model alone
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from autopar.errors import UsageError
+from autopar.loss_function import LossFunction
 from autopar.model_function import model_from_function
 
 ZOO = Path(__file__).parent / "data" / "zoo"
@@ -29,7 +30,7 @@ DEFAULT_SEQUENCE = 2048
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A module and what to call it with.
+    """A module, what to call it with, and what makes a loss of its outputs (None: it does itself).
 
     `zoo:` and `hf:` models are on the meta device in training mode, and so are their inputs.
     `build` makes the same module again on a real device with freshly initialised weights (None when
@@ -38,8 +39,9 @@ class ModelSource:
 
     name: str
     model: nn.Module
-    example_inputs: dict[str, torch.Tensor]
+    example_inputs: dict[str, Any]
     build: Callable[[str], nn.Module] | None = None
+    loss_fn: LossFunction | None = None
 
 
 def zoo_names() -> tuple[str, ...]:
@@ -188,7 +190,7 @@ def _token_inputs(length: int) -> dict[str, torch.Tensor]:
 
 
 def _function_source(text: str, sequence: int | None) -> ModelSource:
-    model, inputs = model_from_function(text)
+    model, inputs, loss_fn = model_from_function(text)
     if inputs is None:
         config = getattr(model, "config", None)
         if config is None or not hasattr(config, "get_text_config"):
@@ -199,7 +201,7 @@ def _function_source(text: str, sequence: int | None) -> ModelSource:
         device = next(model.parameters()).device
         tokens = _token_inputs(_sequence(text, config, sequence))
         inputs = {key: torch.zeros_like(value, device=device) for key, value in tokens.items()}
-    return ModelSource(text, model, inputs)
+    return ModelSource(text, model, inputs, loss_fn=loss_fn)
 
 
 @contextmanager

@@ -54,6 +54,8 @@ class Program:
     `sizes` holds the sizes the shapes are bound to (from the example, or from the plan).
     `parameters` maps each fully qualified name to (shape, dtype as stored, trainable); tied names
     are aliases. `fixed`: inputs of the example that are no tensors; the graph holds for them only.
+    `notes`: what capture assumed. `updates`: buffers that a step changes; the graph returns their
+    new values after the loss, in this order.
     """
 
     name: str
@@ -64,6 +66,9 @@ class Program:
     sizes: dict[str, int] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    fixed: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    updates: tuple[str, ...] = ()
     batch_stays_whole: str = ""
 
     @property

@@ -9,10 +9,27 @@ from typing import Any
 import torch
 
 from autopar.errors import PlanError
+from autopar.inputs import flatten_inputs
 from autopar.runtime.ranks import Ranks
 from autopar.stage_program import ValueSpec
 
 Tensor = torch.Tensor
+
+
+def flat_batch(batch: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors of a batch by name; what is no tensor has to be what the program was made for.
+
+    Raises `PlanError` naming an input with another fixed value.
+    """
+    tensors, others = flatten_inputs(batch)
+    for name, value in others.items():
+        if name not in fixed or fixed[name] != value:
+            what = f"the program was made for {fixed[name]!r}" if name in fixed else "not a tensor"
+            raise PlanError(
+                f"batch input {name!r} is {value!r}: {what}",
+                next_step="give a tensor, or compile with this value in example_inputs",
+            )
+    return dict(tensors)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from autopar.plan_document import Plan
 from autopar.runtime.loss_weights import weighted
 from autopar.runtime.ranks import Ranks
+from autopar.runtime.stage import BATCH_PREFIX
 from autopar.runtime.torch_compat import (
     ShortSchedule1F1B,
     allocate_buffers,
@@ -75,7 +76,9 @@ class PipelinedStage:
         losses: list[Tensor] = []
         run = self._schedule.step if backward else self._schedule.eval
         # The schedule cuts keyword arguments and the loss function's target along dim 0.
-        run(target=weights if self._is_last else None, losses=losses, return_outputs=False, **batch)
+        # A prefix keeps the user's names apart from the schedule's own parameters.
+        named = {BATCH_PREFIX + name: value for name, value in batch.items()}
+        run(target=weights if self._is_last else None, losses=losses, return_outputs=False, **named)
         if not losses:
             return torch.zeros((), dtype=torch.float32, device=self._device)
         return torch.stack([loss.detach() for loss in losses]).sum().float()

@@ -13,7 +13,7 @@ from torch import nn
 
 from autopar.piece_name import by_whole
 from autopar.plan_document import Plan
-from autopar.runtime.batch import BatchRules
+from autopar.runtime.batch import BatchRules, flat_batch
 from autopar.runtime.gather import gather_to_first
 from autopar.runtime.gradients import local_gradients, sum_over
 from autopar.runtime.loss_weights import count_targets, loss_weights, no_targets
@@ -142,9 +142,10 @@ class DistributedProgram:
     def step(self, batch: Mapping[str, Tensor] | None = None, **inputs: Tensor) -> Tensor:
         """Forward and backward of one batch; returns the mean loss over all of it, on every rank.
 
-        The batch is a dict or keyword arguments: the global batch (each dp rank uses its rows),
-        or this dp rank's rows only. Gradients are added to those there are. In `eval` mode there
-        is no backward. Raises on every rank, before any work, when a rank's batch does not fit.
+        The batch is a dict or keyword arguments, nested as the example inputs were: the global
+        batch (each dp rank uses its rows), or this dp rank's rows only. Gradients are added to
+        those there are. In `eval` mode there is no backward, and buffers stay as they are. Raises
+        on every rank, before any work, when a rank's batch does not fit.
         """
         ranks, plan = self.ranks, self.plan
         local, weights = self._prepare({**(batch or {}), **inputs})
@@ -155,6 +156,7 @@ class DistributedProgram:
         self._engine.end_step()
         if self._training:
             self._complete_gradients()
+            self._engine.stage.update_buffers()
             for parameter, gradient in before.items():
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
             if self._others is not None:
@@ -171,7 +173,7 @@ class DistributedProgram:
         counts: list[float] = []
         error: Exception | None = None
         try:
-            local, whole = self._rules.local(batch, ranks)
+            local, whole = self._rules.local(flat_batch(batch, self._program.fixed), ranks)
             self._engine.stage.whole_inputs = whole
             pieces = {name: value.chunk(number) for name, value in local.items()}
             counts = count_targets(
@@ -206,7 +208,9 @@ class DistributedProgram:
         ]
         sum_over(local_gradients(partial), self.ranks.group("tp"))
         for stages, group in sorted(self.ranks.tied.items()):
-            tied = [p for fqn, p in self._parameters.items() if specs[fqn].stages == stages]
+            # In one order on all stages, each of which may read them in another.
+            names = sorted(fqn for fqn in self._parameters if specs[fqn].stages == stages)
+            tied = [self._parameters[fqn] for fqn in names]
             for parameter in tied:
                 # A stage may only read it without gradient: it still takes its part in the sum.
                 if parameter.requires_grad and parameter.grad is None:
@@ -226,6 +230,15 @@ class DistributedProgram:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of this rank's stage by their names in the user's model."""
         yield from self._parameters.items()
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Buffers that this rank's stage reads, by their names in the user's model."""
+        yield from self._engine.stage.buffer_values.items()
+
+    def updated_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Those of `named_buffers` that a step changes, such as a batch norm's statistics."""
+        for name in self._program.updates:
+            yield name, self._engine.stage.buffer_values[name]
 
     def zero_grad(self) -> None:
         for parameter in self.parameters():

@@ -13,6 +13,8 @@ from autopar.runtime.random_state import RandomStream, shared_numbers
 from autopar.stage_program import BlockProgram, ParameterSpec, StageProgram
 
 Tensor = torch.Tensor
+# What a pipeline schedule puts before the names of batch inputs; no graph has such names.
+BATCH_PREFIX = "batch."
 MakeParameter = Callable[[ParameterSpec], nn.Parameter]
 
 
@@ -113,6 +115,8 @@ class StageModule(ParameterSlots):
         self.program = program
         self.buffer_values = buffers
         self.whole_inputs: dict[str, Tensor] = {}
+        # New values of buffers, kept aside until the backward has read the old ones.
+        self._updates: dict[str, Tensor] = {}
         self.random: RandomStream | None = None
         self.blocks = nn.ModuleList()
         for block in program.blocks:
@@ -132,7 +136,8 @@ class StageModule(ParameterSlots):
 
     def forward(self, *received: Tensor, **batch: Tensor) -> Tensor | tuple[Tensor, ...]:
         program = self.program
-        env: dict[str, Tensor] = {**batch, **self.whole_inputs}
+        env = {name.removeprefix(BATCH_PREFIX): value for name, value in batch.items()}
+        env |= self.whole_inputs
         env |= self._shared_values(env)
         env |= {spec.name: value for spec, value in zip(program.receive, received, strict=True)}
         for index, module in enumerate(self._block_modules()):
@@ -142,6 +147,8 @@ class StageModule(ParameterSlots):
             del outputs
             for name in self._dead[index]:
                 env.pop(name, None)
+        if torch.is_grad_enabled():
+            self._updates = {b: env[name].detach() for b, name in program.updates.items()}
         if program.loss is not None:
             return env[program.loss]
         return tuple(env[spec.name].contiguous() for spec in program.send)
@@ -155,6 +162,12 @@ class StageModule(ParameterSlots):
         with torch.no_grad(), shared_numbers(self.random):
             values = program.shared(*arguments)
         return dict(zip(program.shared_outputs, values, strict=True))
+
+    def update_buffers(self) -> None:
+        """After a step with backward: buffers get the values that its forward computed."""
+        for name, value in self._updates.items():
+            self.buffer_values[name].copy_(value)
+        self._updates = {}
 
     def _block_modules(self) -> Iterator[BlockModule]:
         for module in self.blocks:
@@ -187,7 +200,7 @@ def _dead_after(program: StageProgram) -> list[list[str]]:
     for index, block in enumerate(program.blocks):
         for name in (*block.inputs, *block.outputs):
             last[name] = index
-    leaving = {spec.name for spec in program.send} | {program.loss}
+    leaving = {spec.name for spec in program.send} | {program.loss, *program.updates.values()}
     dead: list[list[str]] = [[] for _ in program.blocks]
     for name, index in last.items():
         if name not in leaving:

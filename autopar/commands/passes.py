@@ -88,7 +88,9 @@ def _dump(
         plan = chosen(outcome)
     dtype = COMPUTE[plan.precision]
     source = resolve_model(model, sequence=plan.sizes.get("sequence"), dtype=dtype)
-    program = capture(source.model, source.example_inputs, name=source.name, dtype=dtype)
+    program = capture(
+        source.model, source.example_inputs, name=source.name, dtype=dtype, loss_fn=source.loss_fn
+    )
     parts = Parts(program, plan, dict(plan.sizes))
     dumps = {"capture": parts.text()}
     parts, front = run_passes(parts, front_pipeline(), dump_after=dump_after)

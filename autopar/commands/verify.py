@@ -89,6 +89,7 @@ def _search(request: VerifyRequest, sequence: int | None, batch: int) -> Plan:
         source.model,
         f"cpu:{request.nproc}",
         example_inputs=source.example_inputs,
+        loss_fn=source.loss_fn,
         global_batch_size=batch,
         pins=pins,
         memory_limit=request.memory_limit,

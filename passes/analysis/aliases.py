@@ -13,7 +13,7 @@ def memory_roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """Each node -> the node that made the memory it may share (itself, when it is new)."""
     roots: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
-        source = _aliased(node)
+        source = view_of(node)
         roots[node] = roots[source] if source is not None else node
     return roots
 
@@ -39,15 +39,22 @@ def read_later(
     result = {node}
     for later in order:
         # What is made from the result sees the change wherever it lives.
-        if order[later] > order[node] and _aliased(later) in result:
+        if order[later] > order[node] and view_of(later) in result:
             result.add(later)
     names = [n for n in order if roots[n] is roots[changed] and n not in result]
     return any(order[user] > order[node] for name in names for user in name.users)
 
 
-def _aliased(node: fx.Node) -> fx.Node | None:
+def view_of(node: fx.Node) -> fx.Node | None:
+    """The operand whose memory the result is, or looks at; None when it is new memory."""
     if node.target is operator.getitem:
-        return node.args[0] if isinstance(node.args[0], fx.Node) else None
+        source = node.args[0]
+        if not isinstance(source, fx.Node):
+            return None
+        # One of several results shares memory with an operand only if the op returns views.
+        schema = getattr(source.target, "_schema", None)
+        own = schema is not None and all(r.alias_info is None for r in schema.returns)
+        return None if own else source
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
     given: set[str] = set()

@@ -16,8 +16,16 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from autopar.errors import CaptureError
+from autopar.marks import REPLICATE
 from autopar.passes.analysis.aliases import memory_roots, written
-from autopar.program import Program, module_path, module_paths, tensors_of, user_line
+from autopar.program import (
+    Program,
+    module_path,
+    module_paths,
+    outputs_of,
+    tensors_of,
+    user_line,
+)
 
 _NUMBERED = re.compile(r"^(.+\.)?\d+$")
 FIRST, LAST = "embed", "head"
@@ -64,7 +72,11 @@ def analyse_blocks(program: Program) -> Blocks:
     keys = _numbered_modules(program, needs)
     order = {key: i for i, key in enumerate(dict.fromkeys(k for k in keys.values() if k))}
     home = _homes(program, needs, keys, order)
-    names = [FIRST, *order, LAST]
+    updates = outputs_of(program.graph)[1:]
+    for node in updates:
+        if home.get(node) is None:
+            home[node] = len(order) + 1
+    names = [_free(FIRST, order), *order, _free(LAST, order)]
     blocks = [Block(name) for name in names]
     shared: list[fx.Node] = []
     for node in program.graph.nodes:
@@ -73,13 +85,20 @@ def analyse_blocks(program: Program) -> Blocks:
             (shared if index is None else blocks[index].nodes).append(node)
     chain = [b for b in blocks if b.nodes]
     _refuse_writes(program, home)
-    _signatures(program, chain, shared)
+    _signatures(program, chain, shared, updates)
     kinds: dict[str, list[str]] = {}
     digests: dict[str, str] = {}
     for block in chain:
         block.kind = digests.setdefault(_digest(program, block), block.name)
         kinds.setdefault(block.kind, []).append(block.name)
     return Blocks(chain, shared, {k: tuple(v) for k, v in kinds.items()})
+
+
+def _free(name: str, taken: dict[str, int]) -> str:
+    """A name that no module has: blocks are told apart by theirs."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _refuse_writes(program: Program, home: dict[fx.Node, int | None]) -> None:
@@ -169,7 +188,9 @@ def _share_across(
             home[node] = None
 
 
-def _signatures(program: Program, chain: list[Block], shared: list[fx.Node]) -> None:
+def _signatures(
+    program: Program, chain: list[Block], shared: list[fx.Node], updates: list[fx.Node]
+) -> None:
     kind = {i.name: i.kind for i in program.inputs}
     owner = {n: b for b in chain for n in b.nodes}
     for block in chain:
@@ -187,7 +208,9 @@ def _signatures(program: Program, chain: list[Block], shared: list[fx.Node]) -> 
         block.reads = list(reads)
     outside = {n for b in chain for n in b.reads}
     for block in chain:
-        block.writes = [n for n in block.nodes if n in outside or n.name == program.loss]
+        block.writes = [
+            n for n in block.nodes if n in outside or n in updates or n.name == program.loss
+        ]
 
 
 def _digest(program: Program, block: Block) -> str:
@@ -203,7 +226,8 @@ def _digest(program: Program, block: Block) -> str:
                 digest.update(label.encode())
         args = fx.map_arg((node.args, node.kwargs), lambda n: index[n])
         index[node] = len(index)
-        digest.update(f"{node.target} {args} {_type(node)};".encode())
+        kept = node.meta.get(REPLICATE, False)
+        digest.update(f"{node.target} {args} {_type(node)} {kept};".encode())
     digest.update(" ".join(str(index[n]) for n in block.writes).encode())
     return digest.hexdigest()
 

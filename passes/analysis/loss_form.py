@@ -28,7 +28,8 @@ _SAME = frozenset(
 # Position of `reduction` among the arguments; 1 is mean, 2 is sum.
 _ELEMENTWISE = {
     "mse_loss": 2, "l1_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2,
-    "binary_cross_entropy_with_logits": 4, "soft_margin_loss": 2,
+    "binary_cross_entropy_with_logits": 4, "binary_cross_entropy": 3, "soft_margin_loss": 2,
+    "kl_div": 2,
 }  # fmt: skip
 _CLASSES = frozenset(["cross_entropy_loss", "nll_loss", "nll_loss_nd"])
 
@@ -71,6 +72,9 @@ def _form(program: Program, node: Any, free: set[fx.Node]) -> LossForm:
         return _form(program, args[0], free)
     if name in ("mul", "div") and not isinstance(args[1], fx.Node):
         return _form(program, args[0], free)
+    if name == "div" and isinstance(args[1], fx.Node) and _counts_samples(program, args[1]):
+        whole = _form(program, args[0], free)
+        return LossForm("mean") if whole.kind == "sum" else UNKNOWN
     if name == "div" and isinstance(args[1], fx.Node) and args[1] in free:
         top, bottom = _form(program, args[0], free), _form(program, args[1], free)
         both = top.kind == bottom.kind == "sum"
@@ -85,6 +89,14 @@ def _form(program: Program, node: Any, free: set[fx.Node]) -> LossForm:
     if name in ("sum", "mean") and not node.meta["val"].dim():
         return _reduced(program, args[0], 2 if name == "sum" else 1)
     return UNKNOWN
+
+
+def _counts_samples(program: Program, divisor: fx.Node) -> bool:
+    """Whether a divisor is the size of the batch, times a constant."""
+    symbol, size = program.symbols.get("batch"), divisor.meta.get("val")
+    if symbol is None or not isinstance(size, torch.SymInt):
+        return False
+    return not (size.node.expr / symbol).has(symbol)
 
 
 def _of_classes(program: Program, node: fx.Node, free: set[fx.Node]) -> LossForm:

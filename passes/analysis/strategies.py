@@ -10,6 +10,7 @@ from torch import fx
 from autopar.cluster import Cluster
 from autopar.cost.collective import collective_time
 from autopar.cost.op_cost import CONTRACTIONS, is_view, op_cost
+from autopar.marks import REPLICATE
 from autopar.op_call import STATIC, OpCall, op_call, types_of
 from autopar.parts import Slot
 from autopar.passes.analysis.blocks import local_op_names
@@ -53,7 +54,10 @@ def candidates(graph: fx.GraphModule, ranks: int) -> Candidates:
         if rule is None and call.types and call.results:
             unknown[str(call.target)] = None
         found.calls[node.name] = call
-        found.strategies[node.name] = strategies(call, rule, ranks)
+        legal = strategies(call, rule, ranks)
+        if node.meta.get(REPLICATE):
+            legal = [s for s in legal if s.name.startswith("replicate")]
+        found.strategies[node.name] = legal
         found.flops[node.name] = rule.flops if rule else 0.0
     found.unknown = tuple(unknown)
     return found

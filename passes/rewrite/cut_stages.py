@@ -18,7 +18,7 @@ from autopar.passes.analysis.loss_form import loss_form
 from autopar.passes.analysis.random_ops import any_draws
 from autopar.passes.rewrite.cut_blocks import cut_free
 from autopar.placement import Placement, Replicate
-from autopar.program import TensorType
+from autopar.program import Program, TensorType, outputs_of
 from autopar.stage_program import BlockProgram, ParameterSpec, StageProgram, ValueSpec
 
 
@@ -152,8 +152,17 @@ def _stage(
         batch_inputs=specifications,
         draws=any_draws([*(b.graph for b in made), shared]),
         sums=last and loss_form(program).kind == "sum",
+        updates=_updates(program, held),
+        fixed=dict(program.fixed),
         whole_inputs=frozenset(i.name for i in program.of_kind("input") if i.batch_dim < 0),
     )
+
+
+def _updates(program: Program, held: list[Block]) -> dict[str, str]:
+    """The buffers whose new values these blocks make."""
+    made = {n.name for b in held for n in b.writes}
+    values = outputs_of(program.graph)[1:]
+    return {t: n.name for t, n in zip(program.updates, values, strict=True) if n.name in made}
 
 
 def _refuse_empty(index: int, count: int, made: list[BlockProgram]) -> None:

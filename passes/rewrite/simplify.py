@@ -4,6 +4,7 @@
     aten.to.device(x, meta, bfloat16)                     ->   aten.to.dtype(x, bfloat16)
     aten._assert_tensor_metadata(y)                       ->
     aten.add_(h, y)                                       ->   aten.add(h, y)
+    aten.histc(counts, 8, 0, 7)                           ->   of whole numbers: in float32
 
 So go assertions, idle casts, full slices, idle dropout and dead nodes.
 """
@@ -45,6 +46,8 @@ class Simplify:
                 graph.erase_node(node)
             elif _op_name(node) in _CASTS:
                 _plain_cast(graph, node)
+            elif _op_name(node) == "histc":
+                _float_histogram(graph, node)
         _out_of_place(graph)
         return parts.evolve(program=drop_unused(program))
 
@@ -99,6 +102,26 @@ def _plain_cast(graph: fx.Graph, node: fx.Node) -> None:
     cast.meta = dict(node.meta)
     node.replace_all_uses_with(cast)
     graph.erase_node(node)
+
+
+def _float_histogram(graph: fx.Graph, node: fx.Node) -> None:
+    """Whole numbers are counted as float32, which every device can; exact up to 2**24.
+
+    Libraries ask for the device and take the form for it; the meta device is none of them.
+    """
+    source, value = node.args[0], node.meta["val"]
+    assert isinstance(source, fx.Node)
+    if value.is_floating_point():
+        return
+    with graph.inserting_before(node):
+        wide = graph.call_function(aten.to.dtype, (source, torch.float32))
+    wide.meta = {**node.meta, "val": source.meta["val"].to(torch.float32)}
+    with graph.inserting_after(node):
+        back = graph.call_function(aten.to.dtype, (node, value.dtype))
+    back.meta = dict(node.meta)
+    node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
+    node.update_arg(0, wide)
+    node.meta = {**node.meta, "val": value.to(torch.float32)}
 
 
 def _out_of_place(graph: fx.Graph) -> None:

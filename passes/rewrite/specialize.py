@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.marks import REPLICATE
 from autopar.op_call import STATIC, Bindings, copies_memory
 from autopar.program import Program
 
@@ -69,7 +70,7 @@ def cut(
 
 
 def _kept(node: fx.Node) -> dict[str, Any]:
-    keys = ("nn_module_stack", "stack_trace", "requires_grad")
+    keys = (REPLICATE, "nn_module_stack", "stack_trace", "requires_grad")
     return {k: node.meta[k] for k in keys if k in node.meta}
 
 

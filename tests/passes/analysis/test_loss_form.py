@@ -47,6 +47,16 @@ FORMS: dict[str, tuple[str, Loss]] = {
     "summed": ("sum", lambda x, y: F.cross_entropy(x, y, reduction="sum")),
     "mean of squares": ("mean", lambda x, y: x.square().mean()),
     "two means": ("mean", lambda x, y: x.square().mean() + x.abs().mean()),
+    "sum over the batch size": ("mean", lambda x, y: x.square().sum() / x.shape[0]),
+    "divergence": (
+        "mean",
+        lambda x, y: F.kl_div(x.log_softmax(1), x.softmax(1).detach() + 0.1, reduction="batchmean"),
+    ),
+    "binary": ("mean", lambda x, y: F.binary_cross_entropy(x.sigmoid(), x.sigmoid().detach())),
+    "over the square of the batch size": (
+        "unknown",
+        lambda x, y: x.square().sum() / (x.shape[0] * x.shape[0]),
+    ),
     "masked mean": ("ratio", _masked_mean),
     "class weights": ("unknown", lambda x, y: F.cross_entropy(x, y, torch.ones_like(x[0]))),
     "two kinds of mean": ("unknown", lambda x, y: F.cross_entropy(x, y) + x.square().mean()),

@@ -101,9 +101,9 @@ def test_writes_in_place_become_values() -> None:
 def test_a_write_that_another_name_sees_stays() -> None:
     class Mask(Toy):
         def body(self, y: torch.Tensor) -> torch.Tensor:
-            mask = torch.zeros(6, device=y.device)
-            mask[:3].fill_(1.0)
-            return y * mask
+            mask = torch.zeros(6, 6, device=y.device)
+            mask.diagonal().fill_(1.0)
+            return y @ mask
 
     program = after(Mask())
     assert "fill_" in names(program)

@@ -1,0 +1,154 @@
+"""What can't become one graph: the module, the user's line, and the known remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import fx, nn
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from autopar.errors import AutoparError, CaptureError
+from autopar.passes.analysis.aliases import memory_roots, read_later, written
+from autopar.program import GraphInput, module_path, user_line
+
+# What torch says -> what to do; the first that is found in the message counts.
+REMEDIES: tuple[tuple[str, str], ...] = (
+    (
+        r"same device|meta and cpu|cpu and meta",
+        "register constant tensors with register_buffer, and make others on the device of an "
+        "input (device=x.device): the model is captured on the meta device",
+    ),
+    (
+        r"data-dependent|GuardOnDataDependent|aten\._local_scalar_dense|\.item\(\)|"
+        r"is_nonzero|Tensor\.tolist|Cannot copy out of meta",
+        "make that line free of Python control flow on tensor values "
+        "(use torch.where) and of .item()/.tolist()",
+    ),
+    (
+        r"nonzero|unique|masked_select|dynamic shape operator|DynamicOutputShape",
+        "that op's result has a size that depends on values: use a form with a fixed size "
+        "(torch.where with a value, a mask that is multiplied in)",
+    ),
+    (
+        r"numpy|scipy",
+        "keep numpy and scipy out of the forward: compute that part in the data loader and pass it "
+        "as an input",
+    ),
+    (
+        r"unexpected keyword argument|missing \d+ required|positional argument",
+        "call the model on these inputs in Python first: forward does not take them as given",
+    ),
+)
+GENERAL = (
+    "make that line free of Python control flow on tensor values "
+    "(use torch.where or torch.cond) and of .item()/.tolist(); return a scalar loss"
+)
+
+
+_OWN_FOLDER = str(Path(__file__).parent.parent)
+
+
+def explain(model: nn.Module, error: Exception) -> AutoparError:
+    """Module path and user line of what torch.export refused; our own errors are clear already."""
+    if isinstance(error, AutoparError):
+        return error
+    text = str(error).strip().splitlines() or [type(error).__name__]
+    path, line = _place(model, error.__traceback__)
+    where = f"module {path or '(root)'!r}" + (f", at {line}" if line else "")
+    whole = f"{type(error).__name__} {error}"
+    step = next((s for pattern, s in REMEDIES if re.search(pattern, whole)), GENERAL)
+    return CaptureError(
+        f"{type(model).__name__} can't be captured as one graph: {where}: {text[0][:300]}",
+        next_step=step,
+    )
+
+
+def _place(model: nn.Module, frame: TracebackType | None) -> tuple[str, str]:
+    """The innermost module of the user on the way to an error, and the line it stood at."""
+    line, path = "", ""
+    # The twin's modules are copies: they are found by their class.
+    classes = {type(m): n for n, m in model.named_modules()}
+    modules = {id(m): n for n, m in model.named_modules()}
+    while frame:
+        file = frame.tb_frame.f_code.co_filename
+        owner = frame.tb_frame.f_locals.get("self")
+        inside_torch = "/torch/" in file
+        ours = file.startswith(_OWN_FOLDER)
+        if isinstance(owner, nn.Module) and not inside_torch:
+            path = modules.get(id(owner)) or getattr(owner, PATH, classes.get(type(owner), path))
+            line = f"{file}:{frame.tb_lineno}"
+        elif not inside_torch and not ours:
+            line = f"{file}:{frame.tb_lineno}"
+        frame = frame.tb_next
+    return path, line
+
+
+# Attribute under which a twin's module knows its path.
+PATH = "_autopar_path"
+
+
+def remember_paths(twin: nn.Module) -> None:
+    """So that an error in the twin can name the module, not only a module of the same class."""
+    for path, module in twin.named_modules():
+        object.__setattr__(module, PATH, path)
+
+
+def refuse_regions(graph: fx.Graph) -> None:
+    """Regions of their own (checkpoint, autocast, cond) are not rewritten."""
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise CaptureError(
+                f"module {module_path(node) or '(root)'!r} has a region {node.target} "
+                f"({user_line(node)})",
+                next_step="take torch.utils.checkpoint (the planner decides recomputation), "
+                "autocast (precision= decides) and torch.cond (torch.where) out of the forward",
+            )
+
+
+def refuse_values(graph: fx.Graph) -> None:
+    """No number or size on the way to the loss that is read off a tensor's values."""
+    reached: set[fx.Node] = set()
+    stack = list(graph.output_node().all_input_nodes)
+    while stack:
+        node = stack.pop()
+        if node in reached:
+            continue
+        reached.add(node)
+        stack += node.all_input_nodes
+    for node in graph.nodes:
+        if node in reached and free_unbacked_symbols(node.meta.get("val")):
+            raise CaptureError(
+                f"module {module_path(node) or '(root)'!r}: {node.target} makes a number or a "
+                f"size out of a tensor's values ({user_line(node)})",
+                next_step="keep it a tensor (no .item()/.tolist()), and use forms of a fixed size "
+                "(torch.where, a mask that is multiplied in)",
+            )
+
+
+def refuse_mutation(graph: fx.Graph, inputs: Sequence[GraphInput]) -> None:
+    """No write into state, or into a value with gradient whose memory has a second reader.
+
+    The rewrites give a rank its own copy of a value: a write into one would not reach the others.
+    """
+    outside = {i.name: i.target for i in inputs}
+    order = {n: i for i, n in enumerate(graph.nodes)}
+    roots = memory_roots(graph)
+    for node in graph.nodes:
+        for changed in written(node):
+            root = roots[changed]
+            if root.name in outside:
+                raise CaptureError(
+                    f"the forward changes {outside[root.name]!r} in place ({user_line(node)})",
+                    next_step="freeze it (for batch norm: eval() that layer) "
+                    "or compute it outside the model",
+                )
+            if node.meta["requires_grad"] and read_later(node, changed, roots, order):
+                raise CaptureError(
+                    f"the forward writes into {changed.name!r} in place and reads the same memory "
+                    f"later under another name ({user_line(node)})",
+                    next_step="use the form of that operation that returns a new tensor",
+                )

@@ -1,0 +1,115 @@
+"""Refusals name the module, the line and a remedy that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from autopar.errors import CaptureError
+from autopar.passes.capture import capture
+
+X = torch.ones(4, 4)
+
+
+class Step(nn.Module):
+    """One of several modules of the class: only its path tells it apart."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+class Model(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.steps = nn.Sequential(Step(torch.relu), Step(function), Step(torch.relu))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.steps(self.inner(x)).sum()
+
+
+def branches(x: torch.Tensor) -> torch.Tensor:
+    return x if x.sum() > 0 else -x
+
+
+def reads_a_value(x: torch.Tensor) -> torch.Tensor:
+    return x * x.max().item()
+
+
+def picks(x: torch.Tensor) -> torch.Tensor:
+    return x[torch.nonzero(x > 0)[:, 0]]
+
+
+def leaves_torch(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.as_tensor(x.detach().numpy().mean())
+
+
+def mixes_devices(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.arange(4.0, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("function", "remedy"),
+    [
+        (branches, "torch.where"),
+        (mixes_devices, "device=x.device"),
+    ],
+)
+def test_module_line_and_remedy(
+    function: Callable[[torch.Tensor], torch.Tensor], remedy: str
+) -> None:
+    with pytest.raises(CaptureError) as info:
+        capture(Model(function), {"x": X})
+    line = function.__code__.co_firstlineno + 1
+    assert "module 'steps.1'" in info.value.message
+    assert f"{__file__}:{line}" in info.value.message
+    assert remedy in info.value.next_step
+
+
+def test_a_number_read_off_a_tensor() -> None:
+    with pytest.raises(CaptureError) as info:
+        capture(Model(reads_a_value), {"x": X})
+    assert "module 'steps.1'" in info.value.message and __file__ in info.value.message
+    assert ".item()" in info.value.next_step
+
+
+def test_numpy_in_the_forward() -> None:
+    with pytest.raises(CaptureError) as info:
+        capture(Model(leaves_torch), {"x": X})
+    assert "steps.1" in info.value.message
+    assert info.value.next_step
+
+
+def test_a_result_whose_size_depends_on_values() -> None:
+    with pytest.raises(CaptureError) as info:
+        capture(Model(picks), {"x": X})
+    assert "size" in info.value.next_step or "torch.where" in info.value.next_step
+
+
+def test_a_forward_that_does_not_take_the_inputs() -> None:
+    with pytest.raises(CaptureError) as info:
+        capture(Model(torch.relu), {"y": X})
+    assert "forward does not take them" in info.value.next_step
+
+
+def test_checkpoint_in_the_forward_runs_or_is_refused_by_name() -> None:
+    def recomputed(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = checkpoint(torch.tanh, x, use_reentrant=False)
+        return result
+
+    try:
+        program = capture(Model(recomputed), {"x": X})
+    except CaptureError as error:
+        assert "checkpoint" in error.next_step
+    else:
+        assert "tanh" in [
+            str(n.target).split(".")[1] for n in program.graph.nodes if "." in str(n.target)
+        ]

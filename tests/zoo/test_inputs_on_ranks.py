@@ -1,0 +1,55 @@
+"""Inputs, outputs and state of all kinds on two real ranks: loss, gradients and buffers equal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autopar.runtime.launch import spawn
+from autopar.workflow.verification import Case, Verdict, verify_case
+
+MODELS = Path(__file__).parent / "input_models.py"
+TP, PP, ZERO = "tp=2,weights=split,boundary=R", "pp=2", "dp=2,zero=3"
+# function -> pins of each plan.
+CASES = {
+    "nested": (TP, f"{PP},microbatches=2", ZERO),
+    "logits_only": (f"{PP},microbatches=2", ZERO),
+    "packed": (TP,),
+    "batch_norm": (TP, f"{PP},microbatches=1"),
+    "shared": (f"{PP},microbatches=2",),
+    "frozen_tied": (f"{PP},microbatches=2", ZERO),
+    "bf16": (ZERO,),
+}
+
+
+def _run(cases: list[Case]) -> list[Verdict | None]:
+    return [verify_case(case) for case in cases]
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, list[Verdict]]:
+    cases = [Case(f"{MODELS}:{name}", pins) for name, pins in _pairs()]
+    found = spawn(_run, 2, (cases,), timeout_seconds=280)[0]
+    result: dict[str, list[Verdict]] = {name: [] for name in CASES}
+    for (name, _), verdict in zip(_pairs(), found, strict=True):
+        result[name].append(verdict)
+    return result
+
+
+def _pairs() -> list[tuple[str, str]]:
+    return [(name, pins) for name, plans in CASES.items() for pins in plans]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equal(verdicts: dict[str, list[Verdict]], name: str) -> None:
+    for verdict in verdicts[name]:
+        where = f"{verdict.plan}: loss {verdict.loss_error}, {verdict.worst} {verdict.worst_error}"
+        assert verdict.equal and verdict.gradients, verdict.error or where
+
+
+def test_frozen_parameters_have_no_gradient(verdicts: dict[str, list[Verdict]]) -> None:
+    for verdict in verdicts["frozen_tied"]:
+        assert not [n for n in verdict.gradients if n.startswith("model.layers.0.")]
+        assert [n for n in verdict.gradients if n.startswith("model.layers.1.")]
+        assert "lm_head.weight" not in verdict.gradients
