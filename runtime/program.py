@@ -261,14 +261,17 @@ class DistributedProgram:
     # State.
 
     def state_dict(self) -> dict[str, Tensor]:
-        """This rank's shards, DTensors by name, as torch.distributed.checkpoint takes them."""
-        return {fqn: parameter.detach() for fqn, parameter in self._parameters.items()}
+        """This rank's shards, DTensors by name, as torch.distributed.checkpoint takes them; and
+        the buffers that a step changes, whole.
+        """
+        found = {fqn: parameter.detach() for fqn, parameter in self._parameters.items()}
+        return {**found, **dict(self.updated_buffers())}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Copy shards in; the layout has to be this program's (checkpoint loading reshards)."""
         with torch.no_grad():
-            for fqn, parameter in self._parameters.items():
-                parameter.copy_(state[fqn])
+            for fqn, tensor in (*self._parameters.items(), *self.updated_buffers()):
+                tensor.copy_(state[fqn])
 
     def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """An optimizer's state by parameter name, as torch.distributed.checkpoint takes it.
@@ -285,8 +288,10 @@ class DistributedProgram:
         load_optimizer_state(optimizer, self._parameters, state)
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """All parameters of the model, whole, on the CPU of rank 0 (empty on other ranks)."""
-        return gather_to_first({f: p.detach() for f, p in self._parameters.items()}, self.ranks)
+        """All parameters of the model and the buffers that a step changes, whole, on the CPU of
+        rank 0 (empty on other ranks).
+        """
+        return gather_to_first(self.state_dict(), self.ranks)
 
     def full_gradients(self) -> dict[str, Tensor]:
         """All gradients, whole, on the CPU of rank 0 (empty on other ranks)."""
