@@ -12,9 +12,10 @@ class BlockCost:
     """Seconds and bytes of one block, for one (tp degree, micro-batch size, boundary placement).
 
     Seconds are per micro-batch; `*_compute` excludes, `*_comm` is the exposed tensor-parallel
-    communication. Full recomputation repeats the forward (compute and communication) in the
-    backward. `parameters`: number of parameter elements that this tp rank holds (trainable ones in
-    `trainable`). `saved_bytes`: tensors kept for the backward without recomputation, per
+    communication. `backward_weights`: the part of `backward_compute` for gradients of weights,
+    which a schedule can delay. Full recomputation repeats the forward (compute and communication)
+    in the backward. `parameters`: number of parameter elements that this tp rank holds (trainable
+    ones in `trainable`). `saved_bytes`: tensors kept for the backward without recomputation, per
     micro-batch; `input_bytes`: what is kept with full recomputation (the block's inputs).
     `transient_bytes`: the largest extra bytes alive at one moment inside the block's forward or
     backward. `boundary_bytes`: the values that pass from this block to the next, as one rank holds
@@ -38,6 +39,7 @@ class BlockCost:
     boundary_bytes: int
     parameter_reduce_seconds: float = 0.0
     tied_parameters: int = 0
+    backward_weights: float = 0.0
 
     @property
     def forward(self) -> float:

@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autopar.errors import UsageError
+
+# How ops become kernels: one each, or chains of element-wise ops fused as torch.compile does.
+EXECUTIONS = ("eager", "compile")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKernel:
+    """Rates of one generation of fused attention on one device, as fractions of its peak.
+
+    `forward[i]`, `backward[i]`: over many keys, with head dim `head_dims[i]`. `half_keys`: keys at
+    which half of it is reached. `causal`, `causal_half_keys`: factor and keys of causal attention,
+    whose skipped half is not counted as work.
+    """
+
+    head_dims: tuple[int, ...]
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    half_keys: float
+    causal: float
+    causal_half_keys: float
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """One accelerator. `flops`: peak dense FLOP/s by dtype name (`float32`, `bfloat16`, `float16`).
 
-    `matmul_efficiency`: fraction of peak that a large matmul reaches; `launch_seconds`: fixed cost
-    of one kernel; `context_bytes`: memory outside the allocator (driver context, communication
-    buffers).
-    `matmul_half_output`: output elements at which a matmul fills half of the device.
-    `matmul_epilogue`: how many times over a matmul pays for writing its output (2 bytes an element,
-    peak bandwidth) without overlap. `attention_efficiency`, `attention_half_keys`: fraction of peak
-    of fused attention over many keys, and the keys at which it reaches half of that.
-    `price_per_hour`: US dollars, 0 when unknown.
+    `matmul_efficiency`: fraction of peak that a matmul of full tiles reaches, times that of its
+    dtype in `dtype_efficiency` where there is one; `memory_efficiency`: fraction of the bandwidth
+    that a long kernel reaches; `launch_seconds`: host time to issue one kernel; `kernel_seconds`:
+    device time to start and drain one; `context_bytes`: memory outside the allocator (driver
+    context, communication buffers).
+    `processors`: how many work on tiles of a matmul at once (0: no tiles). `tile_overhead`: rows at
+    which loading a tile's operands takes as long as multiplying them. `matmul_epilogue`: how many
+    times over a matmul pays for writing its output (2 bytes an element, peak bandwidth) without
+    overlap. `attention`: kernels by name; `attention_kernel`: the one that runs.
+    `execution`: eager or compile, see `EXECUTIONS`. `price_per_hour`: US dollars, 0 when unknown.
     """
 
     name: str
@@ -31,10 +53,14 @@ class Device:
     launch_seconds: float
     context_bytes: int
     price_per_hour: float = 0.0
-    matmul_half_output: float = 0.0
+    kernel_seconds: float = 0.0
+    processors: int = 0
+    tile_overhead: float = 0.0
     matmul_epilogue: float = 0.0
-    attention_efficiency: float = 0.0
-    attention_half_keys: float = 0.0
+    dtype_efficiency: dict[str, float] = field(default_factory=dict)
+    attention_kernel: str = ""
+    attention: dict[str, AttentionKernel] = field(default_factory=dict)
+    execution: str = "eager"
 
     @property
     def usable_bytes(self) -> int:
@@ -46,23 +72,33 @@ class Device:
 class Link:
     """One level: `ranks` neighbouring ranks reach each other at this speed (innermost level first).
 
-    `bytes_per_second` is one direction, per rank, as achieved by large transfers.
-    `latency_seconds`: cost of a collective for each doubling of the group at this level.
-    `half_saturation_bytes`: bytes per lane (one lane per participating rank and level above the
-    innermost) at which a ring still loses as much time to filling up as it spends sending.
+    `bytes_per_second` is one direction, per rank when all ranks send, as achieved by large
+    transfers. `start_seconds`: fixed cost of a collective that uses the level;
+    `latency_seconds`: cost of one step between neighbours. `half_saturation_bytes`: bytes per lane
+    (one lane per participating rank and level above the innermost) at which a ring still loses as
+    much time to filling up as it spends sending.
+    `short_rate`, `short_latency_seconds`: part of `bytes_per_second`, and cost of one step, of a
+    protocol for short messages that need not fill up. 0: there is none.
     `switch_bytes_per_second`: all-reduce rate (tensor bytes per second) when the switch itself adds
     up; used by groups of more than `switch_above_ranks` ranks. 0: the switch can't.
-    `exchange_efficiency`: speed of an all_to_all relative to `bytes_per_second`.
+    `gather_efficiency`, `exchange_efficiency`, `dispatch_efficiency`: speed relative to
+    `bytes_per_second` of all_gather and reduce_scatter, of an all_to_all, and of one by a kernel
+    made for expert dispatch.
     """
 
     name: str
     ranks: int
     bytes_per_second: float
     latency_seconds: float
+    start_seconds: float = 0.0
     half_saturation_bytes: float = 0.0
+    short_rate: float = 0.0
+    short_latency_seconds: float = 0.0
     switch_bytes_per_second: float = 0.0
     switch_above_ranks: int = 4
+    gather_efficiency: float = 1.0
     exchange_efficiency: float = 1.0
+    dispatch_efficiency: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +147,20 @@ class Cluster:
         context = max(0, device.context_bytes - (device.memory_bytes - limit))
         return replace(self, device=replace(device, memory_bytes=limit, context_bytes=context))
 
+    def with_execution(self, execution: str) -> Cluster:
+        """The same cluster whose programs run `eager` or `compile`; else `UsageError`."""
+        if execution not in EXECUTIONS:
+            raise UsageError(
+                f"execution {execution!r}", next_step=f"choose one of {', '.join(EXECUTIONS)}"
+            )
+        return replace(self, device=replace(self.device, execution=execution))
+
     @staticmethod
     def parse(text: str) -> Cluster:
         """`h100:8x8` (NODESxGPUS of a known device), `cpu:4` (one node), or the path of a TOML.
 
-        Raises `UsageError` that names the known devices for anything else.
+        `a100-80:2x8/efa-4x100` names the fabric between nodes. Raises `UsageError` that names the
+        known devices for anything else.
         """
         from autopar.cluster_toml import parse_cluster
 

@@ -1,5 +1,7 @@
 """Clusters as text: the short form `h100:8x8`, and the TOML file that can say everything.
 
+`a100-80:4x8/efa-4x100` is the short form with another fabric between the nodes than the usual one.
+
 name = "lab"
 nodes = 4
 ranks_per_node = 4
@@ -17,21 +19,22 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from dataclasses import asdict, fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from autopar.cluster import Cluster, Device, Link
+from autopar.cluster import AttentionKernel, Cluster, Device, Link
 from autopar.devices import (
     DeviceFile,
     device_from_table,
     known_devices,
     link_from_table,
     load_device,
+    load_fabric,
 )
 from autopar.errors import UsageError
 
-_SHORT = re.compile(r"^([a-z0-9.-]+):(\d+)(?:x(\d+))?$")
+_SHORT = re.compile(r"^([a-z0-9.-]+):(\d+)(?:x(\d+))?(?:/([a-z0-9.-]+))?$")
 
 
 def parse_cluster(text: str) -> Cluster:
@@ -47,8 +50,14 @@ def parse_cluster(text: str) -> Cluster:
             f"cluster {text!r} is not understood",
             next_step=f"write {forms} (such as h100:8x8), or cpu:N, or the path of a TOML file",
         )
-    name, first, second = found.groups()
+    name, first, second, fabric = found.groups()
     known = load_device(name)
+    if fabric is not None:
+        if known.between is None:
+            raise UsageError(
+                f"cluster {text!r}: {name} has one node", next_step=f"write {name}:{first}"
+            )
+        known = replace(known, between=load_fabric(fabric))
     one_node = known.between is None
     if one_node == (second is not None):
         example = f"{name}:4" if one_node else f"{name}:{first}x{known.most_ranks_per_node}"
@@ -92,20 +101,28 @@ def write_cluster(cluster: Cluster) -> str:
     """See `Cluster.to_toml`. All is written out: the file does not depend on built-in data."""
     lines = [f"name = {json.dumps(cluster.name)}", f"nodes = {cluster.nodes}"]
     lines += [f"ranks_per_node = {cluster.ranks_per_node}", "", "[device]"]
-    lines += [*_pairs(cluster.device, skip="flops"), "", "[device.flops]"]
-    lines += [f"{json.dumps(dtype)} = {rate!r}" for dtype, rate in cluster.device.flops.items()]
+    tables = ("flops", "dtype_efficiency")
+    lines += _pairs(cluster.device, skip=(*tables, "attention"))
+    for table in tables:
+        by_dtype = getattr(cluster.device, table)
+        lines += ["", f"[device.{table}]"]
+        lines += [f"{json.dumps(dtype)} = {value!r}" for dtype, value in by_dtype.items()]
+    for kernel, rates in cluster.device.attention.items():
+        lines += ["", f"[device.attention.{json.dumps(kernel)}]", *_pairs(rates)]
     for link in cluster.links:
         lines += ["", "[[links]]", *_pairs(link)]
     return "\n".join(lines) + "\n"
 
 
-def _pairs(value: Device | Link, skip: str = "") -> list[str]:
-    table = asdict(value)
-    names = [field.name for field in fields(value) if field.name != skip]
-    return [
-        f"{name} = {json.dumps(table[name]) if isinstance(table[name], str) else repr(table[name])}"
-        for name in names
-    ]
+def _pairs(value: Device | Link | AttentionKernel, skip: tuple[str, ...] = ()) -> list[str]:
+    pairs = [(f.name, getattr(value, f.name)) for f in fields(value) if f.name not in skip]
+    return [f"{name} = {_text(found)}" for name, found in pairs]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return repr(list(value))
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def _device(path: Path, entry: Any) -> tuple[Device, DeviceFile | None]:
@@ -115,7 +132,8 @@ def _device(path: Path, entry: Any) -> tuple[Device, DeviceFile | None]:
     if isinstance(entry, dict) and "base" in entry:
         known = load_device(str(entry["base"]))
         changes = {key: value for key, value in entry.items() if key != "base"}
-        return device_from_table(f"{path}: device", {**asdict(known.device), **changes}), known
+        start = {f.name: getattr(known.device, f.name) for f in fields(known.device)}
+        return device_from_table(f"{path}: device", {**start, **changes}), known
     if entry is None:
         raise UsageError(
             f"{path} has no device",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.devices import known_devices, load_device
+from autopar.devices import known_devices, known_fabrics, load_device, load_fabric
 from autopar.errors import UsageError
 
 
@@ -37,6 +37,7 @@ def test_every_device_file_is_plausible(name: str) -> None:
     assert 0 <= device.context_bytes < device.memory_bytes
     assert {"float32", "bfloat16", "float16"} <= set(device.flops)
     assert device.flops["bfloat16"] >= device.flops["float32"]
+    assert device.attention_kernel in ("", *device.attention)
     assert 1e-7 < device.launch_seconds < 1e-4
     if known.between is not None:
         assert known.between.bytes_per_second < known.inside.bytes_per_second
@@ -46,7 +47,10 @@ def test_every_device_file_is_plausible(name: str) -> None:
     ("text", "words"),
     [
         ("foo", ["h100", "a100-40", "cpu:N", "TOML"]),
-        ("v100:1x8", ["known: a100-40, a100-80, b200, cpu, h100, h200"]),
+        ("v9:1x8", ["known: a100-40, a100-80, b200, b300, cpu, gb200, h100, h200, h800, v100-16"]),
+        ("v100:1x8", ["v100-16 or v100-32"]),
+        ("h100:2x8/tin-cans", ["unknown fabric 'tin-cans'", "efa-4x100", "ib-8x400"]),
+        ("cpu:4/ib-8x400", ["cpu has one node", "cpu:4"]),
         ("a100:1x8", ["a100-40 or a100-80"]),
         ("h100:8", ["h100:8x8"]),
         ("h100:1x16", ["16 ranks", "1 to 8"]),
@@ -66,7 +70,33 @@ def test_other_text_is_an_error_that_helps(text: str, words: list[str]) -> None:
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["h100:8x8", "a100-40:2x16", "cpu:3", "b200:4x1"])
+def test_the_fabric_can_be_named() -> None:
+    slow, usual = Cluster.parse("a100-80:2x8/efa-4x100"), Cluster.parse("a100-80:2x8")
+    assert slow.name == "a100-80:2x8/efa-4x100"
+    assert slow.links[0] == usual.links[0] and slow.links[1] != usual.links[1]
+    assert slow.links[1].bytes_per_second < usual.links[1].bytes_per_second / 3
+
+
+@pytest.mark.parametrize("name", known_fabrics())
+def test_every_fabric_file_is_plausible(name: str) -> None:
+    link = load_fabric(name)
+    assert 1e9 < link.bytes_per_second < 2e11
+    assert 1e-6 < link.latency_seconds < link.start_seconds < 1e-3
+    assert 0 < link.exchange_efficiency < link.dispatch_efficiency <= 1
+
+
+def test_execution_is_eager_or_compile() -> None:
+    cluster = Cluster.parse("h100:1x8")
+    assert cluster.device.execution == "eager"
+    compiled = cluster.with_execution("compile")
+    assert compiled.device == replace(cluster.device, execution="compile")
+    with pytest.raises(UsageError, match="execution 'fast'"):
+        cluster.with_execution("fast")
+
+
+@pytest.mark.parametrize(
+    "text", ["h100:8x8", "a100-40:2x16", "cpu:3", "b200:4x1", "v100-32:2x8/ib-8x200"]
+)
 def test_toml_round_trip(text: str, tmp_path: Path) -> None:
     cluster = Cluster.parse(text)
     path = tmp_path / "cluster.toml"
@@ -112,6 +142,19 @@ LINK = '[[links]]\nname = "a"\nranks = {}\nbytes_per_second = 1e9\nlatency_secon
             "memory_efficiency is 2",
         ),
         (HEAD.replace('"h100"', '{base = "h100", flops = {float16 = 1}}'), "float32"),
+        (HEAD.replace('"h100"', '{base = "h100", execution = "fast"}'), "execution is 'fast'"),
+        (
+            HEAD.replace('"h100"', '{base = "h100", attention_kernel = "flash9"}'),
+            "give one of flash2, flash3, cudnn",
+        ),
+        (
+            HEAD.replace('"h100"', '{base = "h100", dtype_efficiency = {float8 = 0}}'),
+            "dtype_efficiency is {'float8': 0}",
+        ),
+        (
+            HEAD.replace('"h100"', '{base = "h100", attention = {flash2 = {half_keys = 1}}}'),
+            "attention.flash2: unknown keys [], missing keys",
+        ),
         (HEAD.replace('"h100"', '{name = "x"}'), "missing keys"),
     ],
 )

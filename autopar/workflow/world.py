@@ -83,16 +83,25 @@ def local_cluster(size: int, device_type: str) -> Cluster:
     """A cluster description of the ranks that torchrun started."""
     if device_type != "cuda":
         return Cluster.parse(f"cpu:{size}")
-    name = torch.cuda.get_device_name().lower()
-    known = ("h200", "h100", "b200", "a100")
-    device = next((k for k in known if k in name), None)
+    device = known_device_name()
     if device is None:
         raise UsageError(
-            f"no built-in data for the device {name!r}",
-            next_step="pass mesh=Cluster.parse('cluster.toml') with its figures",
+            f"no built-in data for the device {torch.cuda.get_device_name()!r}",
+            next_step="measure it: torchrun ... -m autopar profile --out cluster.toml; then pass "
+            "mesh=Cluster.parse('cluster.toml')",
         )
-    if device == "a100":
-        large = torch.cuda.get_device_properties(0).total_memory > 50 * 2**30
-        device = "a100-80" if large else "a100-40"
     local = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     return Cluster.parse(f"{device}:{size // local}x{local}")
+
+
+def known_device_name() -> str | None:
+    """The device file of this process's GPU, None when there is none."""
+    name = torch.cuda.get_device_name().lower()
+    known = ("gb200", "b300", "h800", "h200", "h100", "b200", "a100", "v100")
+    device = next((k for k in known if k in name), None)
+    memory = torch.cuda.get_device_properties(0).total_memory
+    if device == "a100":
+        return "a100-80" if memory > 50 * 2**30 else "a100-40"
+    if device == "v100":
+        return "v100-32" if memory > 20 * 2**30 else "v100-16"
+    return device

@@ -12,27 +12,9 @@ from autopar.block_cost import BlockCost
 from autopar.cost.collective import collective_time
 from autopar.parts import Slot
 from autopar.passes.analysis.block_memory import block_memory
-from autopar.passes.analysis.roofline import roofline
+from autopar.passes.analysis.roofline import COMMUNICATION, roofline
 from autopar.passes.analysis.strategies import Axis
-from autopar.program import outputs_of, tensors_of
-
-
-def communication(graph: fx.GraphModule, axis: Axis) -> tuple[float, float]:
-    """Seconds of the inserted collectives, forward and backward."""
-    forward = backward = 0.0
-    for node in graph.graph.nodes:
-        edge = node.meta.get("reshard")
-        if edge is None:
-            continue
-        value = tensors_of(node.meta["val"])[0]
-        count = 1
-        for size in node.meta["global_shape"]:
-            count *= size
-        nbytes = count * value.element_size()
-        grad = bool(node.meta.get("requires_grad"))
-        forward += _seconds(edge.forward, nbytes, axis)
-        backward += _seconds(edge.backward, nbytes, axis) if grad else 0.0
-    return forward, backward
+from autopar.program import outputs_of
 
 
 def _seconds(kind: str, nbytes: int, axis: Axis) -> float:
@@ -43,8 +25,9 @@ def block_cost(
     name: str, kind: str, graph: fx.GraphModule, slots: tuple[Slot, ...], axis: Axis, tied: set[str]
 ) -> BlockCost:
     """Price on one rank for one micro-batch. `tied`: parameters that other blocks hold too."""
-    prices = roofline(graph, axis)
-    forward_comm, backward_comm = communication(graph, axis)
+    prices = [p.cost for p in roofline(graph, axis)]
+    ops = [p for p in prices if p.bound != COMMUNICATION]
+    moves = [p for p in prices if p.bound == COMMUNICATION]
     parameters = trainable = shared_elements = late = 0
     late_seconds = 0.0
     placeholders = graph.graph.find_nodes(op="placeholder")
@@ -64,11 +47,12 @@ def block_cost(
     return BlockCost(
         name=name,
         kind=kind,
-        forward_compute=sum(p.cost.forward_seconds for p in prices),
-        backward_compute=sum(p.cost.backward_seconds for p in prices),
-        forward_comm=forward_comm,
-        backward_comm=backward_comm,
-        flops=sum(p.cost.forward_flops + p.cost.backward_flops for p in prices),
+        forward_compute=sum(p.forward_seconds for p in ops),
+        backward_compute=sum(p.backward_seconds for p in ops),
+        backward_weights=sum(p.weight_seconds for p in ops),
+        forward_comm=sum(p.forward_seconds for p in moves),
+        backward_comm=sum(p.backward_seconds for p in moves),
+        flops=sum(p.forward_flops + p.backward_flops for p in ops),
         parameters=parameters,
         trainable=trainable,
         saved_bytes=memory.saved,

@@ -1,15 +1,20 @@
-"""What limits each op of a block graph: arithmetic, memory bandwidth, or its launch."""
+"""What limits each op of a block graph: arithmetic, memory bandwidth, its launch, or the links."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from torch import fx
 
+from autopar.cost.collective import collective_time
 from autopar.cost.op_cost import OpCost, is_view, op_cost
 from autopar.op_call import STATIC, op_call
 from autopar.passes.analysis.flops import forward_flops
 from autopar.passes.analysis.strategies import Axis
+from autopar.program import module_path, tensors_of
+
+COMMUNICATION = "communication"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +29,32 @@ class OpPrice:
 
 
 def roofline(graph: fx.GraphModule, axis: Axis) -> list[OpPrice]:
-    """Seconds and roofline class (compute, memory, launch) of every op that is no collective."""
+    """Seconds and class (compute, memory, launch or communication bound) of every op."""
     prices = []
     for node in graph.graph.nodes:
-        if node.op != "call_function" or "reshard" in node.meta:
+        if node.op != "call_function":
+            continue
+        if "reshard" in node.meta:
+            prices.append(_collective(node, axis))
             continue
         call = op_call(node, STATIC)
         cost = op_cost(call, forward_flops(node, call), axis.cluster.device)
         prices.append(OpPrice(node.name, call.op_name, call.path, cost, is_view(call)))
     return prices
+
+
+def _collective(node: fx.Node, axis: Axis) -> OpPrice:
+    """An inserted reshard: its collective and, where a gradient comes back, the conjugate one."""
+    edge = node.meta["reshard"]
+    nbytes = prod(node.meta["global_shape"]) * tensors_of(node.meta["val"])[0].element_size()
+
+    def seconds(kind: str) -> float:
+        if not kind:
+            return 0.0
+        return collective_time(kind, nbytes, axis.ranks, axis.stride, axis.cluster)
+
+    grad = bool(node.meta.get("requires_grad"))
+    backward = seconds(edge.backward) if grad else 0.0
+    cost = OpCost(seconds(edge.forward), backward, 0.0, 0.0, 0.0, COMMUNICATION)
+    name = edge.forward or (edge.backward if grad else "")
+    return OpPrice(node.name, name, module_path(node), cost, trivial=not name)

@@ -10,7 +10,7 @@ import torch
 from autopar.cluster import Cluster
 from autopar.cost.compute import op_time
 from autopar.cost.op_cost import OpCost, is_view, op_cost, op_flops
-from autopar.op_call import OpCall
+from autopar.op_call import Fusion, OpCall
 from autopar.rules import rule_for
 from tests.rules.draws import real
 from tests.rules.execution import Call, call, op_call_of
@@ -79,10 +79,7 @@ def test_elementwise_ops_are_their_bytes() -> None:
     x, y = f32(1024, 1024), f32(1024, 1024)
     found = price(call(aten.mul.Tensor, x, y))
     assert found.bytes_moved == 3 * 4 * 2**20 and found.bound == "memory"
-    alone = op_time(
-        flops=0.0, bytes_moved=found.bytes_moved, dtype="float32", device=DEVICE, is_matmul=False
-    )
-    assert found.forward_seconds == alone.seconds
+    assert found.forward_seconds == op_time(0.0, found.bytes_moved, DEVICE).seconds
     assert price(call(aten.mul.Tensor, f32(4), f32(4))).bound == "launch"
 
 
@@ -104,3 +101,31 @@ def test_flops_need_no_device() -> None:
     assert op_flops(op_of(call(aten.neg.default, f32(8))), 0.0) == (0.0, 0.0)
     frozen = op_of(call(aten.linear.default, f32(8, 16, grad=False), f32(4, 16, grad=False)))
     assert op_flops(frozen, 100.0) == (100.0, 0.0)
+
+
+def test_the_gradient_of_a_weight_is_told_apart() -> None:
+    x, w = f32(4096, 1024), f32(512, 1024)
+    both = price(call(aten.linear.default, x, w))
+    values = price(call(aten.linear.default, x, f32(512, 1024, grad=False)))
+    assert values.weight_seconds == 0.0
+    assert both.weight_seconds == pytest.approx(both.backward_seconds - values.backward_seconds)
+    # Both factors of a batched product are activations.
+    assert price(call(aten.bmm.default, f32(2, 8, 16), f32(2, 16, 4))).weight_seconds == 0.0
+    assert price(call(aten.matmul.default, f32(2, 8, 16), f32(16, 4))).weight_seconds > 0.0
+
+
+def test_an_op_of_a_fused_kernel_moves_what_the_kernel_moves() -> None:
+    op = op_of(call(aten.mul.Tensor, f32(1024, 1024), f32(1024, 1024)))
+    whole = 4 * 2**20
+    compiled = replace(DEVICE, execution="compile")
+    inner = replace(op, fusion=Fusion((), False, False))
+    assert op_cost(inner, 0.0, compiled) == OpCost(0.0, 0.0, 0.0, 0.0, 0.0, "memory")
+    first = op_cost(replace(op, fusion=Fusion((1,), False, True)), 0.0, compiled)
+    assert first.bytes_moved == whole
+    assert first.forward_seconds == op_time(0.0, whole, DEVICE).seconds
+    # Backward: the operand again, and its gradient.
+    assert first.backward_seconds == op_time(0.0, 2.0 * whole, DEVICE).seconds
+    last = op_cost(replace(op, fusion=Fusion((), True, False)), 0.0, compiled)
+    assert last.forward_seconds == op_time(0.0, whole, DEVICE, starts=False).seconds
+    # Eager runs one kernel for each op, whatever could be fused.
+    assert op_cost(inner, 0.0, DEVICE) == op_cost(op, 0.0, DEVICE)

@@ -10,7 +10,7 @@ from torch import fx
 from autopar.block_cost import BlockCost
 from autopar.cost.collective import collective_time
 from autopar.parts import Slot
-from autopar.passes.analysis.block_costs import block_cost, communication
+from autopar.passes.analysis.block_costs import block_cost
 from autopar.passes.analysis.block_memory import block_memory
 from autopar.passes.analysis.flops import graph_flops
 from autopar.passes.analysis.roofline import roofline
@@ -50,9 +50,12 @@ def test_the_price_is_the_sum_over_the_graph() -> None:
     graph, slots = rewritten(toys.MEGATRON, 2)
     text = graph.code
     cost = block_cost("b", KIND, graph, slots, toys.axis(2), set())
-    prices = roofline(graph, toys.axis(2))
+    prices = [p for p in roofline(graph, toys.axis(2)) if p.cost.bound != "communication"]
     assert cost.forward_compute == pytest.approx(sum(p.cost.forward_seconds for p in prices))
     assert cost.backward_compute == pytest.approx(sum(p.cost.backward_seconds for p in prices))
+    weights = sum(p.cost.weight_seconds for p in prices)
+    assert cost.backward_weights == pytest.approx(weights)
+    assert 0 < cost.backward_weights < cost.backward_compute
     assert cost.flops == sum(f + b for f, b in graph_flops(graph).values())
     memory = block_memory(graph, slots)
     assert (cost.saved_bytes, cost.input_bytes) == (memory.saved, memory.inputs)
@@ -61,9 +64,9 @@ def test_the_price_is_the_sum_over_the_graph() -> None:
 
 
 def test_megatron_pays_one_all_reduce_each_way() -> None:
-    graph, _ = rewritten(toys.MEGATRON, 2)
+    cost = price(toys.MEGATRON, 2)
     seconds = collective_time("all_reduce", HIDDEN, 2, 1, toys.axis(2).cluster)
-    assert communication(graph, toys.axis(2)) == (pytest.approx(seconds), pytest.approx(seconds))
+    assert (cost.forward_comm, cost.backward_comm) == (pytest.approx(seconds),) * 2
 
 
 def test_parameters_are_counted_as_a_rank_holds_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autopar.cost.collective import collective_time
 from autopar.op_call import Bindings
 from autopar.passes.analysis.flops import graph_flops
 from autopar.passes.analysis.roofline import roofline
@@ -26,9 +27,10 @@ def test_large_products_are_bound_by_arithmetic_and_sums_by_memory() -> None:
     found = toys.blocks("llama").block("model.layers.0")
     graph, _ = cut_block(program, found, Bindings(program.symbols, sizes))
     prices = {p.node: p for p in roofline(graph, toys.axis())}
-    # Attention over many keys is arithmetic; narrow toy products are memory.
+    # Attention over many keys is arithmetic, and so are narrow products without matrix units.
     assert prices["scaled_dot_product_attention"].cost.bound == "compute"
-    assert prices["add_8"].cost.bound == "memory" and prices["linear"].cost.bound == "memory"
+    assert prices["linear"].cost.bound == "compute"
+    assert prices["add_8"].cost.bound == "memory" and prices["silu"].cost.bound == "memory"
 
 
 def test_flops_are_those_of_the_flops_analysis() -> None:
@@ -38,12 +40,20 @@ def test_flops_are_those_of_the_flops_analysis() -> None:
         assert (price.cost.forward_flops, price.cost.backward_flops) == flops[price.node]
 
 
-def test_collectives_are_left_out_and_the_graph_is_not_changed() -> None:
+def test_collectives_are_bound_by_communication_and_the_graph_is_not_changed() -> None:
     graph, slots = toys.block("mlp", "layers.0")
     place("layers.0", graph, slots, toys.MEGATRON, toys.placement("R"), 2)
     insert_collectives(graph, toys.placement("R"), 2)
     localize_shapes(graph, 2)
     text = graph.code
-    names = [p.op for p in roofline(graph, toys.axis())]
+    axis = toys.axis(2)
+    prices = roofline(graph, axis)
+    names = [p.op for p in prices if p.cost.bound != "communication"]
     assert names == ["layer_norm", "linear", "gelu", "linear", "add"]
+    moves = [p for p in prices if p.cost.bound == "communication"]
+    assert sorted(p.op for p in moves if p.op) == ["all_reduce", "all_reduce"]
+    nbytes = graph.graph.find_nodes(op="placeholder")[-1].meta["val"].nbytes
+    seconds = collective_time("all_reduce", nbytes, 2, 1, axis.cluster)
+    assert sum(p.cost.forward_seconds for p in moves) == seconds
+    assert sum(p.cost.backward_seconds for p in moves) == seconds
     assert graph.code == text

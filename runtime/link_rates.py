@@ -1,0 +1,130 @@
+"""Measure collectives over the levels of the ranks that torchrun started.
+
+Every rank calls `collective_samples` with the same arguments: all groups of a level run at once,
+as the groups of a mesh axis do. A collective that the backend lacks is left out, on all ranks.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autopar.runtime.ranks import Ranks
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+# torch 2.13 gave the collectives of one tensor new names.
+_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_WARM = 2
+_MOST_CALLS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSample:
+    """`nbytes` as `collective_time` counts them; `seconds`: the slowest rank's median of a call."""
+
+    kind: str
+    group: int
+    stride: int
+    nbytes: int
+    seconds: float
+
+
+def level_groups(ranks: Ranks, group: int, stride: int) -> dist.ProcessGroup:
+    """This rank's group of `group` ranks spaced by `stride`; blocks of groups tile the ranks."""
+    world = dist.get_world_size()
+    own: dist.ProcessGroup | None = None
+    for block in range(0, world, group * stride):
+        for first in range(block, block + stride):
+            members = list(range(first, first + group * stride, stride))
+            made = dist.new_group(members, timeout=ranks.wait)
+            if ranks.rank in members:
+                own = made
+    assert own is not None
+    return own
+
+
+def collective_samples(
+    ranks: Ranks, group: int, stride: int, sizes: tuple[int, ...], seconds: float
+) -> Iterator[LinkSample]:
+    """Every kind at every size (bytes, multiples of 4 * group), up to `seconds` for each sample."""
+    process_group = level_groups(ranks, group, stride)
+    for kind in KINDS:
+        for nbytes in sizes:
+            call = _call(kind, nbytes, group, stride, ranks, process_group)
+            found = _time(call, ranks, process_group, seconds)
+            if found is None:
+                break
+            yield LinkSample(kind, group, stride, nbytes, found)
+
+
+def _call(
+    kind: str, nbytes: int, group: int, stride: int, ranks: Ranks, own: dist.ProcessGroup
+) -> Callable[[], object]:
+    device = ranks.device
+    whole = torch.ones(nbytes // 4, device=device)
+    part = torch.ones(nbytes // 4 // group, device=device)
+    if kind == "all_reduce":
+        return lambda: dist.all_reduce(whole, group=own)
+    if kind == "all_gather":
+        return lambda: _gather(whole, part, group=own)
+    if kind == "reduce_scatter":
+        return lambda: _scatter(part, whole, group=own)
+    if kind == "all_to_all":
+        other = torch.empty_like(part)
+        return lambda: dist.all_to_all_single(other, part, group=own)
+    return lambda: _pass_on(whole, group, own)
+
+
+def _pass_on(message: torch.Tensor, group: int, own: dist.ProcessGroup) -> None:
+    """Every rank sends to the next one and receives from the one before, as pipelines do."""
+    place = dist.get_rank(own)
+    received = torch.empty_like(message)
+    after = dist.get_global_rank(own, (place + 1) % group)
+    before = dist.get_global_rank(own, (place - 1) % group)
+    for work in (
+        dist.isend(message, after, group=own),
+        dist.irecv(received, before, group=own),
+    ):
+        if work is not None:
+            work.wait()
+
+
+def _time(
+    call: Callable[[], object], ranks: Ranks, own: dist.ProcessGroup, budget: float
+) -> float | None:
+    """The slowest rank's median; None when the backend can't do it. Ranks agree on how often."""
+    try:
+        for _ in range(_WARM):
+            call()
+    except (RuntimeError, NotImplementedError):
+        return None
+    begin = time.perf_counter()
+    _once(call, ranks)
+    one = _slowest(time.perf_counter() - begin, ranks)
+    count = max(3, min(_MOST_CALLS, int(budget / max(one, 1e-9))))
+    times = []
+    for _ in range(count):
+        dist.barrier(group=ranks.control)
+        begin = time.perf_counter()
+        _once(call, ranks)
+        times.append(time.perf_counter() - begin)
+    return _slowest(statistics.median(times), ranks)
+
+
+def _once(call: Callable[[], object], ranks: Ranks) -> None:
+    call()
+    if ranks.device.type == "cuda":
+        torch.cuda.synchronize(ranks.device)
+
+
+def _slowest(seconds: float, ranks: Ranks) -> float:
+    value = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX, group=ranks.control)
+    return float(value)
