@@ -4,6 +4,7 @@
 #   PIP_ARGS="..."             passed to every pip install, for example to name a mirror
 #                              or an index that serves a build of torch for your driver
 #   ARGS="-k zero -x"          passed to pytest or the demo
+#   TRUTH=FOLDER               published measurements for `make validate`
 #   WORKERS=2                  test processes; distributed tests start up to four ranks each
 
 SHELL   := /bin/bash
@@ -17,7 +18,7 @@ BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 PYTEST  := $(BIN)/python -m pytest
 
-.PHONY: help install demo test test-all check format bench clean
+.PHONY: help install demo test test-all check format bench validate zoo clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +27,8 @@ help:
 	@echo 'make check     ruff, formatting, mypy --strict'
 	@echo 'make format    apply formatting and the safe fixes of ruff'
 	@echo 'make bench     measure planning and memory; writes benchmarks/RESULTS.md'
+	@echo 'make validate  predict published runs (TRUTH=FOLDER); writes docs/validation.md'
+	@echo 'make zoo       run every architecture of the zoo; writes docs/zoo.md (long)'
 	@echo 'make install   only prepare .venv;  make clean   remove it'
 
 install: $(READY)
@@ -70,6 +73,16 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/memory.py
+
+validate: $(READY)
+	@if [ -z '$(TRUTH)' ]; then \
+	  echo 'say where the tables are: make validate TRUTH=FOLDER' >&2; exit 1; fi
+	$(BIN)/python benchmarks/validation/validate.py '$(TRUTH)'
+
+# diffusers and peft give three architectures; the package itself needs neither.
+zoo: $(READY)
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[zoo]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.zoo $(ARGS)
 
 clean:
 	rm -rf $(VENV) demo-output build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

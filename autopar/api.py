@@ -17,9 +17,11 @@ from torch import nn
 
 from autopar.cluster import Cluster
 from autopar.errors import UsageError
+from autopar.inputs import Inputs
+from autopar.loss_function import LossFunction
 from autopar.mesh import Mesh
 from autopar.parts import Parts
-from autopar.passes.capture import Inputs, capture
+from autopar.passes.capture import capture
 from autopar.passes.pass_manager import run_passes
 from autopar.passes.pipeline import back_pipeline
 from autopar.passes.rewrite.place_on_device import place_on_device
@@ -54,13 +56,16 @@ def plan(
     pins: str | Pins = "",
     precision: str | None = None,
     optimizer: str = "adamw",
+    loss_fn: LossFunction | None = None,
     sequence: int | None = None,
     time_limit: float | None = None,
     name: str = "",
 ) -> Plan:
     """The proven best plan for a model on a cluster. Needs no process group and no GPU.
 
-    `example_inputs`: keyword tensors (mapping) or positional ones (sequence), dim 0 the batch.
+    `example_inputs`: keyword inputs (mapping) or positional ones (sequence), nested if need be, dim
+    0 of the tensors the batch. `loss_fn(outputs, **inputs)`: for a model that returns no loss; it
+    gets the inputs that it names, the model gets the others.
     `global_batch_size`: samples of one optimizer step over all ranks. `memory_limit`: bytes per
     rank for the five memory terms (or a text such as "70GiB"). `pins`: decisions to keep, as
     "tp=8,zero=1". `precision`: fp32, bf16-mixed or bf16 (default: that of the parameters).
@@ -77,6 +82,7 @@ def plan(
         pins=pins,
         precision=precision,
         optimizer=optimizer,
+        loss_fn=loss_fn,
         sequence=sequence,
         time_limit=time_limit,
         name=name,
@@ -101,6 +107,7 @@ def search_plan(
     pins: str | Pins = "",
     precision: str | None = None,
     optimizer: str = "adamw",
+    loss_fn: LossFunction | None = None,
     sequence: int | None = None,
     time_limit: float | None = None,
     name: str = "",
@@ -112,7 +119,8 @@ def search_plan(
     precision = precision or default_precision(model)
 
     def captured(other_precision: str) -> Program:
-        return capture(model, example_inputs, name=name, dtype=COMPUTE[other_precision])
+        dtype = COMPUTE[other_precision]
+        return capture(model, example_inputs, name=name, dtype=dtype, loss_fn=loss_fn)
 
     start = time.perf_counter()
     program = captured(precision)
@@ -220,6 +228,7 @@ def compile(  # noqa: A001 - the name users look for
     pins: str | Pins = "",
     precision: str | None = None,
     optimizer: str = "adamw",
+    loss_fn: LossFunction | None = None,
     timeout_seconds: float = 300.0,
     seed: int = 0,
 ) -> DistributedProgram:
@@ -251,6 +260,7 @@ def compile(  # noqa: A001 - the name users look for
             pins=pinned,
             precision=precision,
             optimizer=optimizer,
+            loss_fn=loss_fn,
         )
         searched.append(outcome.program)
         return chosen(outcome)
@@ -260,15 +270,18 @@ def compile(  # noqa: A001 - the name users look for
         model,
         decided,
         global_batch_size,
-        lambda: searched[0] if searched else prepared(model, example_inputs, decided),
+        lambda: searched[0] if searched else prepared(model, example_inputs, decided, loss_fn),
         timeout_seconds=timeout_seconds,
         seed=seed,
     )
 
 
-def prepared(model: nn.Module, example_inputs: Inputs, plan: Plan) -> Program:
+def prepared(
+    model: nn.Module, example_inputs: Inputs, plan: Plan, loss_fn: LossFunction | None = None
+) -> Program:
     """Capture and the front passes, for a plan that is decided."""
-    program = capture(model, example_inputs, name=plan.model, dtype=COMPUTE[plan.precision])
+    dtype = COMPUTE[plan.precision]
+    program = capture(model, example_inputs, name=plan.model, dtype=dtype, loss_fn=loss_fn)
     return prepare(program, plan.sizes)
 
 

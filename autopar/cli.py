@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, UsageError
 
 app = typer.Typer(
     name="autopar",
@@ -61,6 +61,10 @@ def plan(
     time_limit: Annotated[
         float | None, typer.Option(help="seconds of search; the gap is then stated")
     ] = None,
+    execution: Annotated[
+        str | None,
+        typer.Option(help="eager, or compile: element-wise ops priced as torch.compile fuses them"),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="write the plan here")] = None,
     report: Annotated[
         Path | None, typer.Option(help="write a self-contained HTML page here")
@@ -80,8 +84,21 @@ def plan(
         precision,
         optimizer,
         time_limit,
+        execution,
     )
     raise typer.Exit(plan_command(request, out, report, as_json=json))
+
+
+@app.command()
+def check(
+    model: ModelArgument,
+    seq: Annotated[int | None, typer.Option("--seq", help="sequence length")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Say whether a model can be captured, and why not. Exit 0 only if it can."""
+    from autopar.commands.check import check_command
+
+    raise typer.Exit(check_command(model, seq, as_json=json))
 
 
 @app.command()
@@ -118,6 +135,53 @@ def compare(first: PlanArgument, second: PlanArgument) -> None:
 
 
 @app.command()
+def evaluate(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="as for plan; left out with --table"),
+    ] = None,
+    cluster: Annotated[str | None, typer.Option(help="as for plan")] = None,
+    global_batch: Annotated[int | None, typer.Option("--global-batch")] = None,
+    seq: Annotated[int | None, typer.Option("--seq", help="sequence length")] = None,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pin",
+            help="all decisions: tp, pp, zero, microbatch, recompute (none, full, core, products);"
+            " optional: dp, vp, sp, schedule, precision, optimizer, microbatches",
+        ),
+    ] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV of configurations: layers, hidden, heads, kv_heads, ffn, vocab, seq, gpu,"
+            " gpu_mem_gb, n_gpus, n_nodes, interconnect, tp, sp, pp, vp, dp, zero, dp_mode, mbs,"
+            " gbs, precision, recompute, attention, schedule, compile"
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="the table with predictions appended")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="processes for a table (default: CPUs, at most 8)")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Predict time and memory of configurations in which every decision is given."""
+    from autopar.commands.evaluate import EvaluateRequest, evaluate_command, table_command
+
+    if table is not None:
+        if out is None or model is not None:
+            raise UsageError("--table goes with --out and no MODEL", next_step="give --out FILE")
+        raise typer.Exit(table_command(table, out, workers))
+    if model is None or cluster is None or global_batch is None:
+        raise UsageError(
+            "evaluate needs MODEL, --cluster and --global-batch, or --table and --out",
+            next_step="give the three, and all decisions as --pin",
+        )
+    request = EvaluateRequest(model, cluster, seq, global_batch, ",".join(pin or []))
+    raise typer.Exit(evaluate_command(request, as_json=json))
+
+
+@app.command()
 def verify(
     model: ModelArgument,
     nproc: Annotated[int, typer.Option(help="local ranks (gloo)")] = 4,
@@ -150,6 +214,27 @@ def run(
     from autopar.commands.run import run_command
 
     raise typer.Exit(run_command(script, nproc, context.args))
+
+
+@app.command()
+def profile(
+    out: Annotated[
+        Path | None, typer.Option(help="write the cluster TOML here (default: print it)")
+    ] = None,
+    nproc: Annotated[
+        int, typer.Option(help="local ranks to start (not under torchrun, which starts them)")
+    ] = 1,
+    mesh: Annotated[
+        str | None,
+        typer.Option(help="compare the groups of this mesh's axes too, e.g. pp=2,dp=2,tp=4"),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="about how long to measure")] = 100.0,
+    quick: Annotated[bool, typer.Option("--quick", help="small sizes only")] = False,
+) -> None:
+    """Measure this machine (under torchrun: all ranks and their links) and write a cluster TOML."""
+    from autopar.commands.profile import profile_command
+
+    raise typer.Exit(profile_command(out, nproc, mesh, seconds, quick=quick))
 
 
 @app.command()

@@ -31,11 +31,14 @@ class PlanRequest:
     precision: str | None
     optimizer: str
     time_limit: float | None
+    execution: str | None = None
 
 
 def find_plan(request: PlanRequest, *, quiet: bool) -> tuple[Outcome, Cluster]:
     """Resolve the model and search."""
     cluster = Cluster.parse(request.cluster)
+    if request.execution is not None:
+        cluster = cluster.with_execution(request.execution)
     pins, precision = take_precision(request.pins, request.precision)
     precision = precision or default_precision(request.model, cluster)
     if precision is not None and precision not in COMPUTE:
@@ -46,6 +49,7 @@ def find_plan(request: PlanRequest, *, quiet: bool) -> tuple[Outcome, Cluster]:
         source.model,
         cluster,
         example_inputs=source.example_inputs,
+        loss_fn=source.loss_fn,
         global_batch_size=request.global_batch,
         memory_limit=request.memory_limit,
         pins=pins,

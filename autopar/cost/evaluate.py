@@ -14,11 +14,18 @@ from typing import Protocol
 
 from autopar.block_cost import BlockCost
 from autopar.cluster import Cluster
-from autopar.cost import memory
+from autopar.cost.held_memory import held_memory
 from autopar.cost.memory import StageMemory
-from autopar.cost.pipeline import Event, actions, makespan, simulate
+from autopar.cost.pipeline import Action, Event, actions, makespan, simulate
 from autopar.cost.setting import Setting
-from autopar.cost.step import dp_collectives, optimizer_seconds, send_seconds, tied_seconds
+from autopar.cost.step import (
+    dp_collectives,
+    exposed_gather,
+    exposed_gradients,
+    optimizer_seconds,
+    send_seconds,
+    tied_seconds,
+)
 from autopar.errors import PassError, PlanError
 from autopar.mesh import Mesh
 from autopar.plan_document import StagePlan
@@ -51,19 +58,30 @@ class Decisions(Protocol):
 class Evaluation:
     """Seconds of a step and bytes of every stage, as the stated model gives them.
 
-    `stage_forward` / `stage_backward`: seconds that a stage is busy per micro-batch, its sends
-    included. The closed form of `step_seconds` equals the simulated schedule when all stages are
-    alike.
+    `part_forward` / `part_backward`: seconds that every part of the chain takes per micro-batch,
+    its sends included; a stage is one part, or `chunks` of them. `in_flight`: most parts of
+    micro-batches that a stage holds. The closed form of `step_seconds` equals the simulated
+    schedule when all stages are alike.
     """
 
     step_seconds: float
     time_breakdown: dict[str, float]
     memory_per_stage: tuple[StageMemory, ...]
-    stage_forward: tuple[float, ...]
-    stage_backward: tuple[float, ...]
+    part_forward: tuple[float, ...]
+    part_backward: tuple[float, ...]
     in_flight: tuple[int, ...]
     microbatches: int
     schedule: str
+    chunks: int = 1
+
+    @property
+    def stage_forward(self) -> tuple[float, ...]:
+        """Seconds that a stage is busy with the forward of one micro-batch."""
+        return _per_stage(self.part_forward, self.chunks)
+
+    @property
+    def stage_backward(self) -> tuple[float, ...]:
+        return _per_stage(self.part_backward, self.chunks)
 
     @property
     def stage_seconds(self) -> tuple[float, ...]:
@@ -75,12 +93,23 @@ class Evaluation:
 
     def events(self) -> list[Event]:
         """The schedule as it runs, for a timeline."""
-        return simulate(self.stage_forward, self.stage_backward, self.microbatches, self.schedule)
+        return simulate(
+            self.part_forward,
+            self.part_backward,
+            self.microbatches,
+            self.schedule,
+            chunks=self.chunks,
+        )
 
     @property
     def simulated_seconds(self) -> float:
         """All micro-batches, event by event, without the end of the step."""
         return makespan(self.events())
+
+
+def _per_stage(parts: Sequence[float], chunks: int) -> tuple[float, ...]:
+    stages = len(parts) // chunks
+    return tuple(sum(parts[i::stages]) for i in range(stages))
 
 
 class _Agreeing(Protocol):
@@ -110,6 +139,12 @@ def assert_agrees(found: _Agreeing, seen: Evaluation, tolerance: float = TOLERAN
 
 def evaluate(plan: Decisions, blocks: Sequence[BlockCost], cluster: Cluster) -> Evaluation:
     """Time and memory of `plan`; `blocks` are the prices of the whole chain, in order."""
+    if [b.name for b in blocks] != [name for s in plan.stages for name in s.blocks]:
+        raise PlanError(
+            f"the stages hold {[s.blocks for s in plan.stages]}, the chain is"
+            f" {[b.name for b in blocks]}",
+            next_step="every block belongs to exactly one stage, in order",
+        )
     setting = Setting(
         cluster,
         plan.mesh,
@@ -120,64 +155,111 @@ def evaluate(plan: Decisions, blocks: Sequence[BlockCost], cluster: Cluster) -> 
         plan.precision,
         plan.optimizer,
     )
+    return evaluate_setting(setting, plan.stages, blocks)
+
+
+def evaluate_setting(
+    setting: Setting, parts: Sequence[StagePlan], blocks: Sequence[BlockCost]
+) -> Evaluation:
+    """Time and memory of `parts` of the chain, in order, under `setting`, which may be one that is
+    never planned: practices of other frameworks, and interleaved schedules (`setting.chunks` times
+    as many parts as stages; stage i holds parts i, i + pp, ...)."""
     priced = {b.name: b for b in blocks}
-    if [b.name for b in blocks] != [name for s in plan.stages for name in s.blocks]:
+    chain = [b.name for b in blocks]
+    stages, chunks = setting.mesh.pp, setting.chunks
+    if [name for p in parts for name in p.blocks] != chain or len(parts) != stages * chunks:
         raise PlanError(
-            f"the stages hold {[s.blocks for s in plan.stages]}, the chain is {list(priced)}",
-            next_step="every block belongs to exactly one stage, in order",
+            f"{len(parts)} parts hold {[p.blocks for p in parts]}, the chain is {chain}",
+            next_step="every block belongs to exactly one part, in order, of pp x chunks parts",
         )
-    walks = [_walk(i, stage, plan.stages, priced, setting) for i, stage in enumerate(plan.stages)]
-    ends = [_end(stage, plan.stages, priced, setting) for stage in plan.stages]
+    orders = actions(setting.schedule, stages, setting.microbatches, chunks)
+    costs = [_part(i, parts, priced, setting) for i in range(len(parts))]
+    walks = [
+        _walk(i, orders[i], [costs[i + c * stages] for c in range(chunks)], setting)
+        for i in range(stages)
+    ]
+    whole = [_joined(parts[i::stages]) for i in range(stages)]
+    ends = [_end(stage, whole, priced, setting) for stage in whole]
     return _whole(walks, ends, setting)
+
+
+def _joined(parts: Sequence[StagePlan]) -> StagePlan:
+    """All chunks of a stage as one."""
+    return StagePlan(
+        tuple(n for p in parts for n in p.blocks), tuple(n for p in parts for n in p.recompute)
+    )
+
+
+@dataclass
+class _Part:
+    """One micro-batch through one part: seconds by purpose, bytes kept until its backward,
+    rebuilt in it, and passing its borders."""
+
+    forward: dict[str, float]
+    backward: dict[str, float]
+    kept: int
+    rebuilt: int
+    passing: int
+    blocks: list[BlockCost]
+
+
+def _part(
+    index: int, parts: Sequence[StagePlan], priced: Mapping[str, BlockCost], setting: Setting
+) -> _Part:
+    part = parts[index]
+    output = priced[part.blocks[-1]].boundary_bytes if index + 1 < len(parts) else 0
+    received = priced[parts[index - 1].blocks[-1]].boundary_bytes if index else 0
+    forward = _forward(part, priced, setting)
+    backward = _backward(part, priced, setting)
+    forward["pp_comm"] += send_seconds(output, setting)
+    backward["pp_comm"] += send_seconds(received, setting)
+    kept = received + output
+    for name in part.blocks:
+        block = priced[name]
+        kept += block.input_bytes if name in part.recompute else block.saved_bytes
+    rebuilt = max((priced[name].saved_bytes for name in part.recompute), default=0)
+    held = [priced[n] for n in part.blocks]
+    return _Part(forward, backward, kept, rebuilt, received + output, held)
 
 
 @dataclass
 class _Walk:
-    """One stage's schedule, walked: seconds by purpose over all micro-batches, and memory."""
+    """One stage's schedule, walked: seconds by purpose over all micro-batches, and memory.
+
+    `forward`, `backward`: seconds of one micro-batch through each chunk.
+    """
 
     spent: dict[str, float]
-    forward: float
-    backward: float
+    forward: list[float]
+    backward: list[float]
     in_flight: int
     memory: StageMemory
 
 
-def _walk(
-    index: int,
-    stage: StagePlan,
-    stages: Sequence[StagePlan],
-    priced: Mapping[str, BlockCost],
-    setting: Setting,
-) -> _Walk:
+def _walk(index: int, order: Sequence[Action], chunks: Sequence[_Part], setting: Setting) -> _Walk:
     """Book every action of the stage's schedule; keep count of what is alive."""
-    output = priced[stage.blocks[-1]].boundary_bytes if index + 1 < len(stages) else 0
-    received = priced[stages[index - 1].blocks[-1]].boundary_bytes if index else 0
-    forward = _forward(stage, priced, setting)
-    backward = _backward(stage, priced, setting)
-    forward["pp_comm"] += send_seconds(output, setting)
-    backward["pp_comm"] += send_seconds(received, setting)
-    kept = received + output
-    for name in stage.blocks:
-        block = priced[name]
-        kept += block.input_bytes if name in stage.recompute else block.saved_bytes
-    spent = dict.fromkeys(forward, 0.0)
+    spent = dict.fromkeys(chunks[0].forward, 0.0)
     live = most = count = busiest = 0
-    for action in actions(setting.schedule, len(stages), setting.microbatches)[index]:
-        for purpose, seconds in (forward if action.kind == "F" else backward).items():
+    for action in order:
+        part = chunks[action.chunk]
+        for purpose, seconds in (part.forward if action.kind == "F" else part.backward).items():
             spent[purpose] += seconds
         if action.kind == "F":
-            live, count = live + kept, count + 1
+            live, count = live + part.kept, count + 1
             most, busiest = max(most, live), max(busiest, count)
         else:
-            live, count = live - kept, count - 1
+            live, count = live - part.kept, count - 1
     if live or count:
         raise PassError(
             f"stage {index} ends its schedule with {count} micro-batches alive",
             next_step="every forward needs its backward",
         )
-    rebuilt = max((priced[name].saved_bytes for name in stage.recompute), default=0)
-    found = _memory([priced[n] for n in stage.blocks], most + rebuilt, received + output, setting)
-    return _Walk(spent, sum(forward.values()), sum(backward.values()), busiest, found)
+    blocks = [b for part in chunks for b in part.blocks]
+    rebuilt, passing = max(p.rebuilt for p in chunks), max(p.passing for p in chunks)
+    found = held_memory(blocks, most + rebuilt, passing, setting)
+    forward = [sum(p.forward.values()) for p in chunks]
+    backward = [sum(p.backward.values()) for p in chunks]
+    return _Walk(spent, forward, backward, busiest, found)
 
 
 def _forward(
@@ -187,12 +269,12 @@ def _forward(
     spent = {"compute": 0.0, "recompute": 0.0, "tp_comm": 0.0, "dp_comm": 0.0, "pp_comm": 0.0}
     for position, name in enumerate(stage.blocks):
         block = priced[name]
-        spent["compute"] += block.forward_compute
+        spent["compute"] += block.forward_compute + setting.practice.block_seconds
         spent["tp_comm"] += block.forward_comm
         if setting.zero == 3:
             gather, _ = dp_collectives(block, setting)
             hidden = block.forward if position else 0.0
-            spent["dp_comm"] += max(0.0, gather - hidden)
+            spent["dp_comm"] += exposed_gather(gather, hidden, setting)
     return spent
 
 
@@ -212,7 +294,7 @@ def _backward(
         if setting.zero >= 2:
             gather, scatter = dp_collectives(block, setting)
             needed = scatter + (gather if setting.zero == 3 else 0.0)
-            spent["dp_comm"] += max(0.0, needed - available)
+            spent["dp_comm"] += exposed_gradients(needed, available, setting)
     return spent
 
 
@@ -224,13 +306,16 @@ def _end(
 ) -> dict[str, float]:
     """Seconds at the end of the step, by purpose."""
     spent = {"dp_comm": 0.0, "tp_comm": 0.0, "pp_comm": 0.0, "optimizer": 0.0}
+    spent["optimizer"] += setting.practice.step_seconds
     for position, name in enumerate(stage.blocks):
         block = priced[name]
         gather, reduce = dp_collectives(block, setting)
         if setting.zero <= 1:
-            spent["dp_comm"] += max(0.0, reduce - (block.backward if position else 0.0))
+            hidden = block.backward if position else 0.0
+            spent["dp_comm"] += exposed_gradients(reduce, hidden, setting)
         if setting.zero in (1, 2):
-            spent["dp_comm"] += max(0.0, gather - (block.forward if position else 0.0))
+            hidden = block.forward if position else 0.0
+            spent["dp_comm"] += exposed_gather(gather, hidden, setting)
         spent["tp_comm"] += block.parameter_reduce_seconds
         spent["optimizer"] += optimizer_seconds(block.trainable, setting)
     holders = [n for s in stages for n in s.blocks if priced[n].tied_parameters]
@@ -240,66 +325,35 @@ def _end(
     return spent
 
 
-def _memory(
-    blocks: Sequence[BlockCost], activations: int, passing: int, setting: Setting
-) -> StageMemory:
-    """The five terms; parameters that several blocks of the stage tie are held once."""
-    seen_tied = False
-    parameters = gradients = states = scratch = tied = 0
-    for block in blocks:
-        own = block.tied_parameters
-        repeat = own if seen_tied else 0
-        seen_tied = seen_tied or own > 0
-        parameters += memory.parameter_bytes(block.parameters, setting)
-        gradients += memory.gradient_bytes(block.trainable, setting)
-        states += memory.optimizer_bytes(block.trainable, setting)
-        scratch += memory.scratch_bytes(block.trainable, setting)
-        if repeat:
-            parameters -= memory.parameter_bytes(repeat, setting)
-            gradients -= memory.gradient_bytes(repeat, setting)
-            states -= memory.optimizer_bytes(repeat, setting)
-            scratch -= memory.scratch_bytes(repeat, setting)
-        tied = max(tied, own)
-    first = second = 0
-    for block in blocks:
-        size = memory.gathered_bytes(block, setting)
-        if size > first:
-            first, second = size, first
-        else:
-            second = max(second, size)
-    parameters += first + second + memory.tied_gathered_bytes(tied, setting)
-    buffers = (
-        max(b.transient_bytes for b in blocks)
-        + max(memory.bucket_bytes(b, setting) for b in blocks)
-        + passing
-    )
-    return StageMemory(
-        parameters, gradients, states, activations, max(buffers, scratch - activations)
-    )
-
-
 def _whole(
     walks: Sequence[_Walk], ends: Sequence[dict[str, float]], setting: Setting
 ) -> Evaluation:
-    """Put the stages together: the slowest sets the beat, the others' turns are bubble."""
+    """Put the stages together: the slowest sets the beat, the others' turns are bubble.
+
+    With chunks there is no closed form for uneven stages: the schedule is simulated.
+    """
     m = setting.microbatches
     busy = [sum(w.spent.values()) for w in walks]
     slowest = max(range(len(walks)), key=lambda i: (busy[i], -i))
     longest = max(range(len(ends)), key=lambda i: (sum(ends[i].values()), -i))
-    breakdown = {**walks[slowest].spent}
-    breakdown["bubble"] = sum(b / m for i, b in enumerate(busy) if i != slowest)
-    breakdown["optimizer"] = 0.0
+    parts = range(setting.chunks)
+    forward = tuple(w.forward[c] for c in parts for w in walks)
+    backward = tuple(w.backward[c] for c in parts for w in walks)
+    bubble = sum(b / m for i, b in enumerate(busy) if i != slowest)
+    if setting.chunks > 1:
+        events = simulate(forward, backward, m, setting.schedule, chunks=setting.chunks)
+        bubble = makespan(events) - busy[slowest]
+    breakdown = {**walks[slowest].spent, "bubble": bubble, "optimizer": 0.0}
     for purpose, seconds in ends[longest].items():
         breakdown[purpose] += seconds
-    step = sum(b / m for b in busy) + (m - 1) * busy[slowest] / m + sum(ends[longest].values())
-    forward, backward = tuple(w.forward for w in walks), tuple(w.backward for w in walks)
     return Evaluation(
-        step_seconds=step,
+        step_seconds=bubble + busy[slowest] + sum(ends[longest].values()),
         time_breakdown=breakdown,
         memory_per_stage=tuple(w.memory for w in walks),
-        stage_forward=forward,
-        stage_backward=backward,
+        part_forward=forward,
+        part_backward=backward,
         in_flight=tuple(w.in_flight for w in walks),
         microbatches=m,
         schedule=setting.schedule,
+        chunks=setting.chunks,
     )

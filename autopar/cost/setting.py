@@ -18,13 +18,40 @@ class Precision:
     reduce: int
 
 
+# What the runtime executes, and so what can be planned.
 PRECISION = {
     "fp32": Precision(storage=4, compute=4, gradient=4, reduce=4),
     "bf16-mixed": Precision(storage=4, compute=2, gradient=4, reduce=4),
     "bf16": Precision(storage=2, compute=2, gradient=2, reduce=2),
 }
+# What other frameworks execute as well, and so what can be evaluated: 16-bit gradients that are
+# accumulated as such (Megatron-DeepSpeed with fp16), reduced as such (FSDP's `reduce_dtype`), or
+# kept beside the float32 ones that they are added to (DeepSpeed's BF16_Optimizer, nanotron).
+EVALUATED_PRECISION = {
+    **PRECISION,
+    "bf16-grads": Precision(storage=4, compute=2, gradient=2, reduce=2),
+    "bf16-reduce": Precision(storage=4, compute=2, gradient=4, reduce=2),
+    "bf16-accumulated": Precision(storage=4, compute=2, gradient=6, reduce=4),
+}
 # Optimizer states per parameter, each held in the storage type of the parameter.
 OPTIMIZER_STATES = {"adamw": 2, "sgd": 0, "sgd-momentum": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Practice:
+    """How a framework carries out a plan; the default is the runtime of this package.
+
+    `overlap_gradients`, `overlap_gathers`: the data-parallel reduction of gradients hides behind
+    the last backward, the gathering of parameters behind compute. `bucket_bytes`: fixed buffers
+    for communication. `block_seconds`: host work for each block and micro-batch that the device
+    waits for; `step_seconds`: the same once per step.
+    """
+
+    overlap_gradients: bool = True
+    overlap_gathers: bool = True
+    bucket_bytes: int = 0
+    block_seconds: float = 0.0
+    step_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +59,7 @@ class Setting:
     """One point of the outer search: mesh, micro-batches, schedule, ZeRO level and given inputs.
 
     `microbatch` is the size on one data-parallel rank, `microbatches` how many of them one step
-    has.
+    has. `chunks`: parts of the model that each stage holds (more than 1: interleaved 1F1B).
     """
 
     cluster: Cluster
@@ -43,10 +70,12 @@ class Setting:
     zero: int = 0
     precision: str = "fp32"
     optimizer: str = "adamw"
+    chunks: int = 1
+    practice: Practice = Practice()
 
     @property
     def bytes(self) -> Precision:
-        return PRECISION[self.precision]
+        return EVALUATED_PRECISION[self.precision]
 
     @property
     def states(self) -> int:
@@ -64,7 +93,9 @@ class Setting:
     def in_flight(self, stage: int) -> int:
         """Micro-batches whose activations stage `stage` (from 0) holds at its fullest moment.
 
-        A single stage is no pipeline: it runs one micro-batch after the other.
+        A single stage is no pipeline: it runs one micro-batch after the other. Interleaved
+        schedules (`chunks` above 1) hold parts of micro-batches: `autopar.cost.evaluate` counts
+        them.
         """
         if self.mesh.pp == 1:
             return 1

@@ -14,37 +14,47 @@ T_i adds up, over the blocks of the stage:
 - forward and backward: compute, and tensor-parallel communication that is not hidden;
 - the forward again (compute and communication) for every recomputed block;
 - data-parallel communication of the micro-batch that stays exposed. It overlaps with the compute of
-  a neighbouring block, taken to last as long as the block itself:
-  - ZeRO-3 gathers the block's parameters before its forward: max(0, gather - forward); and again
+  a neighbouring block, taken to last as long as the block itself, and slows it down: of n seconds
+  behind h seconds of compute
+
+      exposed(n, h) = max(0, n - h) + overlap_slowdown * min(n, h)
+
+  - ZeRO-3 gathers the block's parameters before its forward: exposed(gather, forward); and again
     before its backward, during which gradients are also reduce-scattered:
-    max(0, gather + reduce_scatter - backward - forward if recomputed). The first block of a stage
+    exposed(gather + reduce_scatter, backward + forward if recomputed). The first block of a stage
     has no predecessor to hide behind: its forward gather is exposed whole;
-  - ZeRO-2 reduce-scatters gradients in every backward: max(0, reduce_scatter - backward - ...);
+  - ZeRO-2 reduce-scatters gradients in every backward: exposed(reduce_scatter, backward ...);
 - its own sends: the output forward (not the last stage), the input's gradient backward (not the
-  first stage), each the tensor that one rank holds, over the link that pipeline neighbours use.
+  first stage), each the tensor that one rank holds, over the link that pipeline neighbours use;
+- host work of the framework for every block, if it has any.
 
 E_i adds up:
 
 - gradient synchronisation in the last backward: ZeRO-0 all-reduces, ZeRO-1 reduce-scatters, one
-  bucket per block: max(0, sync - backward); the last bucket, that of the stage's first block, has
+  bucket per block: exposed(sync, backward); the last bucket, that of the stage's first block, has
   nothing left to hide behind. ZeRO-2 and 3 have done it already;
-- ZeRO-1 and 2 gather updated parameters once, in the next forward: max(0, gather - forward) per
-  block,
-  whole for the first block;
+- ZeRO-1 and 2 gather updated parameters once, in the next forward: exposed(gather, forward) per
+  block, whole for the first block;
 - the sum over tp of gradients of `R*` parameters; the sum over stages of tied parameters, where the
   stages that hold them differ;
 - the optimizer: every byte it reads or writes, at memory bandwidth.
+
+Frameworks that do not overlap (`Setting.practice`) have these exposed whole.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from autopar.block_cost import BlockCost
 from autopar.cost.collective import collective_time
 from autopar.cost.setting import Setting
 
+DATA = Path(__file__).parent.parent / "data" / "step.toml"
 BREAKDOWN = ("compute", "recompute", "tp_comm", "dp_comm", "pp_comm", "bubble", "optimizer")
 
 
@@ -87,21 +97,22 @@ def block_times(block: BlockCost, setting: Setting) -> BlockTimes:
     if setting.mesh.dp > 1:
         forward, backward = block.forward, block.backward
         if setting.zero == 3:
-            hidden_first = max(0.0, gather - forward)
-            dp_kept = hidden_first + max(0.0, gather + reduce - backward)
-            dp_recomputed = hidden_first + max(0.0, gather + reduce - backward - forward)
-            first = min(gather, forward)
+            before = exposed_gather(gather, forward, setting)
+            both = gather + reduce
+            dp_kept = before + exposed_gradients(both, backward, setting)
+            dp_recomputed = before + exposed_gradients(both, backward + forward, setting)
+            first = gather - before
         elif setting.zero == 2:
-            dp_kept = max(0.0, reduce - backward)
-            dp_recomputed = max(0.0, reduce - backward - forward)
+            dp_kept = exposed_gradients(reduce, backward, setting)
+            dp_recomputed = exposed_gradients(reduce, backward + forward, setting)
         else:
-            end_dp += max(0.0, reduce - backward)
-            end_first += min(reduce, backward)
+            end_dp += exposed_gradients(reduce, backward, setting)
+            end_first += reduce - exposed_gradients(reduce, backward, setting)
         if setting.zero in (1, 2):
-            end_dp += max(0.0, gather - forward)
-            end_first += min(gather, forward)
+            end_dp += exposed_gather(gather, forward, setting)
+            end_first += gather - exposed_gather(gather, forward, setting)
     return BlockTimes(
-        compute=block.forward_compute + block.backward_compute,
+        compute=block.forward_compute + block.backward_compute + setting.practice.block_seconds,
         tp_comm=block.forward_comm + block.backward_comm,
         recompute=block.forward,
         dp_kept=dp_kept,
@@ -113,6 +124,27 @@ def block_times(block: BlockCost, setting: Setting) -> BlockTimes:
         end_tp=block.parameter_reduce_seconds,
         end_optimizer=optimizer_seconds(block.trainable, setting),
     )
+
+
+@cache
+def overlap_slowdown() -> float:
+    """Seconds that compute gets longer per second of communication behind it."""
+    return float(tomllib.loads(DATA.read_text(encoding="utf-8"))["overlap_slowdown"])
+
+
+def exposed(needed: float, hiding: float) -> float:
+    """Seconds that communication of `needed` seconds adds to `hiding` seconds of compute."""
+    return max(0.0, needed - hiding) + overlap_slowdown() * min(needed, hiding)
+
+
+def exposed_gather(needed: float, hiding: float, setting: Setting) -> float:
+    """`exposed` where the framework overlaps the gathering of parameters, else all of it."""
+    return exposed(needed, hiding) if setting.practice.overlap_gathers else needed
+
+
+def exposed_gradients(needed: float, hiding: float, setting: Setting) -> float:
+    """`exposed` where the framework overlaps the reduction of gradients, else all of it."""
+    return exposed(needed, hiding) if setting.practice.overlap_gradients else needed
 
 
 def dp_collectives(block: BlockCost, setting: Setting) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from autopar.parts import Parts, Slot
 from autopar.passes.analysis.block_costs import block_cost
 from autopar.passes.analysis.blocks import analyse_blocks
 from autopar.passes.analysis.coupled_samples import coupling_op
+from autopar.passes.analysis.fusion import annotate_fusion
 from autopar.passes.analysis.loss_form import loss_form
 from autopar.passes.analysis.strategies import (
     Axis,
@@ -55,10 +56,11 @@ def prepare(program: Program, sizes: dict[str, int]) -> Program:
 
 def _why_whole(program: Program) -> str:
     """Why the loss of a batch does not follow from those of its parts; '' when it does."""
+    if program.updates:
+        return f"a step changes the buffer {program.updates[0]!r}"
     if loss_form(program).kind == "unknown":
         return "the loss is no mean or sum over samples that could be recognised"
-    op = coupling_op(program)
-    if op is None:
+    if (op := coupling_op(program)) is None:
         return ""
     return f"samples depend on each other in {op.name} ({user_line(op) or module_path(op)})"
 
@@ -173,7 +175,7 @@ class ModelCosts:
                 f"{self.program.batch_stays_whole}, so the batch is not split: dp 1, one "
                 "micro-batch"
             )
-        return (*found, *self.notes)
+        return (*found, *self.program.notes, *self.notes)
 
     def placed_graph(
         self, kind: str, tp: int, microbatch: int, chosen: dict[str, str], boundary: Placement
@@ -204,6 +206,8 @@ class ModelCosts:
                 kind: _Kind(*cut_block(self.program, self.blocks.block(kind), bindings))
                 for kind in self.blocks.kinds
             }
+            if self.cluster.device.execution == "compile":
+                annotate_fusion(*(k.graph for k in self._kinds[microbatch].values()))
         return self._kinds[microbatch]
 
     def _tied(self) -> set[str]:
@@ -389,6 +393,7 @@ class ModelCosts:
             input_bytes=whole.input_bytes // tp,
             transient_bytes=0,
             boundary_bytes=whole.boundary_bytes // tp,
+            backward_weights=0.0,
             parameter_reduce_seconds=0.0,
             tied_parameters=whole.tied_parameters // tp,
         )

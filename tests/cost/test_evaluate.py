@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.block_cost import ChainCost
-from autopar.cost.evaluate import assert_agrees, evaluate
+from autopar.cost.evaluate import assert_agrees, evaluate, evaluate_setting
 from autopar.cost.memory import stage_memory
 from autopar.cost.setting import Setting
 from autopar.cost.step import BREAKDOWN
@@ -109,3 +109,36 @@ def test_blocks_out_of_order_are_refused():
     choice, provider = even_choice()
     with pytest.raises(PlanError, match="the chain is"):
         evaluate(choice, choice.chain.blocks[::-1], provider.on)
+
+
+def interleaved(chunks: int, m: int = 4, pp: int = 2, layers: int = 8, memory: int = 0):
+    """`layers` equal blocks in pp x chunks parts; sends are free unless `memory` bytes pass."""
+    provider = Provider(cluster(pp), layers=1)
+    one = provider.chains(1, 1)[0].blocks[1]
+    blocks = [replace(one, name=f"b{i}", boundary_bytes=memory) for i in range(layers)]
+    size = layers // (pp * chunks)
+    names = [b.name for b in blocks]
+    parts = tuple(StagePlan(tuple(names[i : i + size])) for i in range(0, layers, size))
+    schedule = "interleaved" if chunks > 1 else "1f1b"
+    setting = Setting(provider.on, Mesh(pp, 1, 1), 1, m, schedule, chunks=chunks)
+    return evaluate_setting(setting, parts, blocks)
+
+
+def test_chunks_trade_bubble_for_activations():
+    plain, chunked = interleaved(1), interleaved(2)
+    assert chunked.time_breakdown["bubble"] == pytest.approx(plain.time_breakdown["bubble"] / 2)
+    assert chunked.step_seconds < plain.step_seconds
+    # Of 2 stages the first holds 2 micro-batches of its 4 blocks, or 5 halves of them.
+    one, two = plain.memory_per_stage[0].activations, chunked.memory_per_stage[0].activations
+    assert two == pytest.approx(one * 5 / 4)
+    assert chunked.stage_forward == pytest.approx(plain.stage_forward)
+
+
+def test_chunks_send_more_often():
+    plain, chunked = interleaved(1, memory=10**6), interleaved(4, memory=10**6)
+    assert chunked.time_breakdown["pp_comm"] > 3 * plain.time_breakdown["pp_comm"] > 0
+
+
+def test_parts_must_be_as_many_as_stages_and_chunks():
+    with pytest.raises(PlanError, match="pp x chunks parts"):
+        interleaved(3, layers=8)

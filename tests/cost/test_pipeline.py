@@ -98,3 +98,52 @@ def test_closed_form_is_an_upper_bound_when_backward_follows_forward(
 def test_an_unknown_schedule_is_named():
     with pytest.raises(UsageError, match="unknown schedule 'zb'"):
         actions("zb", 2, 2)
+
+
+def test_interleaved_as_text():
+    first, last = actions("interleaved", 2, 2, 2)
+    assert " ".join(map(str, first)) == "F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1"
+    assert " ".join(map(str, last)) == "F0 F1 F0.1 B0.1 F1.1 B1.1 B0 B1"
+
+
+@given(
+    stages=st.integers(2, 5), groups=st.integers(1, 3), chunks=st.integers(2, 4), rest=st.booleans()
+)
+def test_interleaved_runs_every_chunk_forward_then_backward_once(stages, groups, chunks, rest):
+    microbatches = stages * groups + (1 if rest else 0)
+    for stage, order in enumerate(actions("interleaved", stages, microbatches, chunks)):
+        seen = [(a.microbatch, a.chunk) for a in order if a.kind == "F"]
+        assert sorted(seen) == [(i, c) for i in range(microbatches) for c in range(chunks)]
+        for unit in seen:
+            assert [a.kind for a in order if (a.microbatch, a.chunk) == unit] == ["F", "B"]
+        # Narayanan et al. 2021: a stage warms up with 2 (p - i - 1) + (v - 1) p + 1 chunks.
+        ahead = 2 * (stages - stage - 1) + (chunks - 1) * stages + 1
+        assert in_flight(order) == min(microbatches * chunks, ahead)
+
+
+@given(
+    stages=st.integers(2, 5),
+    groups=st.integers(1, 3),
+    chunks=st.integers(2, 4),
+    forward=st.floats(0.1, 5),
+    backward=st.floats(0.1, 5),
+)
+def test_chunks_shrink_the_bubble_by_their_number(stages, groups, chunks, forward, backward):
+    microbatches = stages * groups
+    parts = stages * chunks
+    events = simulate(
+        [forward / chunks] * parts,
+        [backward / chunks] * parts,
+        microbatches,
+        "interleaved",
+        chunks=chunks,
+    )
+    closed = (microbatches + (stages - 1) / chunks) * (forward + backward)
+    assert makespan(events) == pytest.approx(closed, rel=1e-9)
+
+
+def test_chunks_need_the_interleaved_schedule_and_a_pipeline():
+    with pytest.raises(UsageError, match="schedule=interleaved"):
+        actions("1f1b", 2, 2, 2)
+    with pytest.raises(UsageError, match="at least 2 stages"):
+        actions("interleaved", 1, 2, 2)

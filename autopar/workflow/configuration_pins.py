@@ -1,0 +1,110 @@
+"""`tp=8,pp=1,zero=3,microbatch=1,recompute=full,precision=bf16` as a `Configuration`.
+
+Everything that decides time and memory must be given; what follows from the rest (dp from the
+number of ranks, micro-batches from the global batch) may be left out.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from autopar.cluster import Cluster
+from autopar.cost.setting import EVALUATED_PRECISION, OPTIMIZER_STATES
+from autopar.errors import UsageError
+from autopar.mesh import Mesh
+from autopar.workflow.configuration import RECOMPUTE, Configuration
+
+NUMBERS = ("tp", "pp", "dp", "vp", "microbatch", "microbatches")
+WORDS = {
+    "zero": ("0", "1", "2", "3"),
+    "sp": ("0", "1"),
+    "schedule": ("gpipe", "1f1b", "interleaved"),
+    "recompute": RECOMPUTE,
+    "precision": tuple(EVALUATED_PRECISION),
+    "optimizer": tuple(OPTIMIZER_STATES),
+}
+REQUIRED = ("tp", "pp", "zero", "microbatch", "recompute")
+
+
+def configuration_from_pins(
+    text: str, cluster: Cluster, *, sequence: int, global_batch: int, precision: str
+) -> Configuration:
+    """Raises `UsageError` naming the pin that is unknown, missing, or contradicts another.
+
+    `precision` is that of a configuration that does not name one.
+    """
+    pins = _read(text)
+    missing = [name for name in REQUIRED if name not in pins]
+    if missing:
+        raise UsageError(
+            f"not pinned: {', '.join(missing)}",
+            next_step=f"add --pin {','.join(f'{name}=...' for name in missing)}, or let "
+            "`autopar plan` choose",
+        )
+    number = {name: int(pins[name]) for name in NUMBERS if name in pins}
+    mesh = _mesh(number, cluster)
+    microbatch = number["microbatch"]
+    count, rest = divmod(global_batch, mesh.dp * microbatch)
+    if rest or number.get("microbatches", count) != count or not count:
+        raise UsageError(
+            f"global batch {global_batch} is not dp {mesh.dp} x microbatch {microbatch} x "
+            f"{number.get('microbatches', 'a whole number')}",
+            next_step="change the global batch, dp or microbatch",
+        )
+    chunks = number.get("vp", 1)
+    schedule = pins.get("schedule", "interleaved" if chunks > 1 else "1f1b")
+    if (schedule == "interleaved") != (chunks > 1) or (chunks > 1 and mesh.pp == 1):
+        raise UsageError(
+            f"schedule={schedule} with vp={chunks} and pp={mesh.pp}",
+            next_step="interleaved goes with vp and pp of 2 or more, the others with vp=1",
+        )
+    return Configuration(
+        cluster,
+        mesh,
+        sequence,
+        microbatch,
+        count,
+        schedule,
+        chunks,
+        int(pins["zero"]),
+        pins.get("precision", precision),
+        pins.get("optimizer", "adamw"),
+        pins["recompute"],
+        {"0": False, "1": True}.get(pins.get("sp", "")),
+    )
+
+
+def _mesh(number: dict[str, int], cluster: Cluster) -> Mesh:
+    tp, pp = number["tp"], number["pp"]
+    dp = number.get("dp", cluster.size // (tp * pp))
+    if tp * pp * dp != cluster.size:
+        raise UsageError(
+            f"pp {pp} x dp {dp} x tp {tp} is {pp * dp * tp} ranks, the cluster has {cluster.size}",
+            next_step="all ranks are used: change one of the degrees",
+        )
+    return Mesh(pp, dp, tp)
+
+
+def _read(text: str) -> dict[str, str]:
+    known = (*NUMBERS, *WORDS)
+    pins: dict[str, str] = {}
+    for part in (p.strip() for p in text.split(",")):
+        if not part:
+            continue
+        name, _, value = (x.strip() for x in part.partition("="))
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"pins are {', '.join(known)}"
+            raise UsageError(f"unknown pin {name!r}", next_step=hint)
+        if name in NUMBERS and not (value.isdecimal() and int(value) > 0):
+            raise UsageError(f"{name}={value}", next_step="give a whole number of at least 1")
+        if name in WORDS and value not in WORDS[name]:
+            raise UsageError(
+                f"{name}={value} is not known", next_step=f"choose one of {', '.join(WORDS[name])}"
+            )
+        if pins.setdefault(name, value) != value:
+            raise UsageError(
+                f"{name} is pinned twice, to {pins[name]} and {value}",
+                next_step="keep one of them",
+            )
+    return pins

@@ -1,0 +1,172 @@
+"""A row of a table of configurations, with the column names of published measurements, as a model
+and a `Configuration`.
+
+Columns: layers, hidden, heads, kv_heads, ffn, vocab, seq; gpu, gpu_mem_gb, n_gpus, n_nodes,
+interconnect; tp, sp, pp, vp, cp, ep, dp, zero, mbs, gbs; precision, recompute, attention,
+optimizer, schedule, dp_mode, compile. An empty cell means not stated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autopar.cost.setting import EVALUATED_PRECISION, Practice
+from autopar.mesh import Mesh
+from autopar.workflow.configuration import Configuration
+from autopar.workflow.reported_practice import (
+    InexpressibleError,
+    Row,
+    practice_facts,
+    reported_cluster,
+)
+from autopar.workflow.stand_in import Architecture
+
+# A parameter count that is further off than this says nothing about the form of the MLP.
+CLOSE = 0.06
+UNGATED = ("gpt", "mpt", "nemotron", "megatron", "bloom", "mt-nlg", "opt")
+# What most models have; used where a row has no number of heads.
+HEAD_SIZE = 128
+
+
+@dataclass(frozen=True)
+class RowConfiguration:
+    """`assumed`: decisions that the row does not state."""
+
+    architecture: Architecture
+    layers: int
+    configuration: Configuration
+    assumed: tuple[str, ...] = ()
+
+
+def read_row(row: Row) -> RowConfiguration:
+    """Raises `InexpressibleError` with the reason, in few words."""
+    _refuse(row)
+    facts = practice_facts(row)
+    mesh = Mesh(_whole(row, "pp", 1), _whole(row, "dp", 1), _whole(row, "tp", 1))
+    cluster = reported_cluster(row, facts)
+    if mesh.size != cluster.size:
+        raise InexpressibleError("tp x pp x dp is not the number of GPUs")
+    microbatch = _whole(row, "mbs")
+    per_rank, rest = divmod(_whole(row, "gbs"), mesh.dp)
+    if rest or per_rank % microbatch:
+        raise InexpressibleError("global batch does not divide into micro-batches")
+    chunks = _whole(row, "vp", 1) if mesh.pp > 1 else 1
+    count = per_rank // microbatch
+    recompute = facts.get("recompute")
+    if recompute is None:
+        raise InexpressibleError(f"recomputation {row['recompute'][:40]!r}")
+    precision = facts["precision"]
+    assert precision in EVALUATED_PRECISION
+    configuration = Configuration(
+        cluster=cluster,
+        mesh=mesh,
+        sequence=_whole(row, "seq"),
+        microbatch=microbatch,
+        microbatches=count,
+        schedule=_schedule(row, mesh.pp, chunks, count),
+        chunks=chunks,
+        zero=_zero(row, mesh.pp),
+        precision=precision,
+        recompute=recompute,
+        sequence_parallel={"0": False, "1": True}.get(row.get("sp") or ""),
+        practice=Practice(
+            facts["overlap_gradients"],
+            facts["overlap_gathers"],
+            bucket_bytes=facts.get("bucket_bytes", 0),
+            block_seconds=facts.get("block_seconds", 0.0),
+            step_seconds=facts.get("step_seconds", 0.0),
+        ),
+        regathers=facts["regathers"],
+        host_layer_seconds=facts["host_layer_seconds"],
+    )
+    assumed = [facts["assumed"]] if "assumed" in facts else []
+    if not row.get("heads"):
+        assumed.append("heads")
+    return RowConfiguration(
+        _architecture(row, facts, mesh.tp), _whole(row, "layers"), configuration, tuple(assumed)
+    )
+
+
+def _refuse(row: Row) -> None:
+    """What no configuration of this package can be."""
+    if (row.get("n_experts") or "0") not in ("0", "1"):
+        raise InexpressibleError("mixture of experts")
+    for axis, name in (("cp", "context parallelism"), ("ep", "expert parallelism")):
+        if (row.get(axis) or "1") not in ("0", "1"):
+            raise InexpressibleError(name)
+    for column in ("layers", "hidden", "ffn", "vocab", "seq", "n_gpus", "mbs", "gbs"):
+        if not row.get(column):
+            raise InexpressibleError(f"{column} not stated")
+    mode = (row.get("dp_mode") or "").lower()
+    sharded = [part for part in mode.replace("x", " ").split() if part.startswith("dp=")]
+    if "hsdp" in mode or any(part != "dp=1" for part in sharded if "fsdp=1 " not in mode):
+        raise InexpressibleError("sharding within groups of data-parallel ranks")
+
+
+def _zero(row: Row, pp: int) -> int:
+    """As printed. Under a pipeline no framework scatters gradients after every micro-batch:
+    ZeRO-2 there sums whole gradients and scatters once, which is ZeRO-1."""
+    zero = _whole(row, "zero", 0)
+    return 1 if zero == 2 and pp > 1 else zero
+
+
+def _schedule(row: Row, pp: int, chunks: int, microbatches: int) -> str:
+    if chunks > 1:
+        return "interleaved"
+    if "dualpipe" in (row.get("schedule") or "").lower():
+        raise InexpressibleError("schedule DualPipe")
+    if (row.get("schedule") or "").lower() == "gpipe" and pp > 1:
+        return "gpipe"
+    return "1f1b"
+
+
+def _heads(row: Row, hidden: int, tp: int) -> int:
+    """As printed; else the number that divides among tp ranks and makes heads of about 128."""
+    if row.get("heads"):
+        return _whole(row, "heads")
+    fitting = [n for n in range(tp, hidden // 2 + 1, tp) if hidden % (2 * n) == 0]
+    return min(fitting, key=lambda n: (abs(hidden / n - HEAD_SIZE), n), default=0)
+
+
+def _architecture(row: Row, facts: Mapping[str, Any], tp: int) -> Architecture:
+    """Gated or not and tied or not: by the printed parameter count, else by the model's family."""
+    ffn, hidden = _whole(row, "ffn"), _whole(row, "hidden")
+    heads = _heads(row, hidden, tp)
+    if not heads or hidden % heads or hidden // heads % 2:
+        raise InexpressibleError("hidden size does not divide into heads")
+
+    def shape(gated: bool, tied: bool) -> Architecture:
+        kv_heads = _whole(row, "kv_heads", heads)
+        vocab = _whole(row, "vocab")
+        kernels = facts["fused_attention"], facts["wide_loss"]
+        return Architecture(hidden, heads, kv_heads, ffn, vocab, gated, tied, *kernels)
+
+    name = (row.get("model") or "").lower()
+    plain = any(word in name for word in UNGATED) or ffn == 4 * hidden
+    likely = [shape(not plain, plain), shape(not plain, not plain)]
+    count = float(row.get("params_b") or 0) * 1e9
+    if not count:
+        return likely[0]
+    every = [*likely, shape(plain, plain), shape(plain, not plain)]
+    layers = _whole(row, "layers")
+    closest = min(every, key=lambda s: abs(s.parameters(layers) - count))
+    if abs(closest.parameters(layers) - count) > CLOSE * count:
+        return likely[0]
+    return closest
+
+
+def _whole(row: Row, column: str, default: int | None = None) -> int:
+    text = row.get(column) or ""
+    if not text:
+        if default is None:
+            raise InexpressibleError(f"{column} not stated")
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        raise InexpressibleError(f"{column} is {text!r}") from None
+    if value != int(value) or value < 0:
+        raise InexpressibleError(f"{column} is {text!r}")
+    return int(value)

@@ -1,0 +1,55 @@
+"""Pins to a configuration: what follows from what, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.cluster import Cluster
+from autopar.errors import UsageError
+from autopar.mesh import Mesh
+from autopar.workflow.configuration_pins import configuration_from_pins
+
+BASE = "tp=2,pp=1,zero=1,microbatch=2,recompute=full"
+
+
+def read(pins: str, batch: int = 64):
+    cluster = Cluster.parse("h100:2x8")
+    return configuration_from_pins(
+        pins, cluster, sequence=2048, global_batch=batch, precision="bf16-mixed"
+    )
+
+
+def test_dp_and_micro_batches_follow():
+    found = read(BASE)
+    assert found.mesh == Mesh(1, 8, 2) and found.microbatches == 4
+    assert (found.schedule, found.chunks, found.precision) == ("1f1b", 1, "bf16-mixed")
+    assert found.boundaries == ("R", "S(1)")
+
+
+def test_everything_can_be_named():
+    found = read(
+        "tp=2,pp=2,dp=4,vp=2,sp=1,zero=1,microbatch=1,microbatches=16,schedule=interleaved,"
+        "recompute=core,precision=fp32,optimizer=sgd"
+    )
+    assert (found.schedule, found.chunks, found.recompute) == ("interleaved", 2, "core")
+    assert (found.precision, found.optimizer, found.boundaries) == ("fp32", "sgd", ("S(1)",))
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"),
+    [
+        ("tp=2", "not pinned: pp, zero, microbatch, recompute"),
+        (BASE + ",tpp=3", "did you mean tp"),
+        (BASE + ",zero=4", "zero=4"),
+        (BASE + ",tp=4", "pinned twice"),
+        (BASE + ",dp=3", "6 ranks, the cluster has 16"),
+        (BASE.replace("microbatch=2", "microbatch=3"), "global batch 64"),
+        (BASE + ",microbatches=5", "global batch 64"),
+        (BASE + ",vp=2", "interleaved goes with vp and pp"),
+        (BASE + ",schedule=interleaved", "interleaved goes with vp and pp"),
+        (BASE + ",dp=0", "whole number"),
+    ],
+)
+def test_refusals_name_the_pin(pins, message):
+    with pytest.raises(UsageError, match=message):
+        read(pins)

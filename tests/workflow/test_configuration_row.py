@@ -1,0 +1,88 @@
+"""Rows of published tables to configurations."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.mesh import Mesh
+from autopar.workflow.configuration_row import read_row
+from autopar.workflow.reported_practice import InexpressibleError
+from autopar.workflow.stand_in import Architecture
+
+ROW = {
+    "model": "GPT 22B", "layers": "48", "hidden": "6144", "heads": "64", "ffn": "24576",
+    "vocab": "51200", "seq": "2048", "gpu": "A100", "gpu_mem_gb": "80", "n_gpus": "16",
+    "n_nodes": "2", "tp": "8", "sp": "0", "pp": "2", "dp": "1", "mbs": "4", "gbs": "32",
+    "zero": "0", "precision": "fp16 mixed", "recompute": "full",
+}  # fmt: skip
+
+
+def test_a_megatron_row():
+    found = read_row(ROW)
+    c = found.configuration
+    assert found.layers == 48
+    assert found.architecture == Architecture(
+        6144, 64, 64, 24576, 51200, gated=False, tied=True, fused_attention=False
+    )
+    assert (c.mesh, c.microbatch, c.microbatches) == (Mesh(2, 1, 8), 4, 8)
+    assert (c.recompute, c.zero, c.boundaries) == ("full", 0, ("R",))
+    assert c.cluster.nodes == 2 and c.cluster.device.memory_bytes > 80e9
+    assert not c.practice.overlap_gradients
+
+
+def test_a_gated_model_by_its_parameters_or_its_name():
+    llama = ROW | {"model": "x", "hidden": "4096", "heads": "32", "kv_heads": "8", "layers": "32"}
+    llama |= {"ffn": "14336", "vocab": "128256", "params_b": "8.03", "tp": "8", "sp": "1"}
+    found = read_row(llama)
+    assert found.architecture.gated and not found.architecture.tied
+    assert found.architecture.parameters(32) == pytest.approx(8.03e9, rel=0.01)
+    assert found.configuration.boundaries == ("S(1)",)
+    assert not read_row(llama | {"params_b": "", "model": "GPT"}).architecture.gated
+
+
+def test_what_is_not_stated():
+    found = read_row(ROW | {"recompute": "", "heads": "", "sp": "", "zero": ""})
+    assert found.assumed == ("recompute", "heads")
+    assert found.architecture.heads == 48  # 128 wide, divides among 8 ranks
+    assert found.configuration.boundaries == ("R", "S(1)")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"n_experts": "8"}, "mixture of experts"),
+        ({"cp": "2"}, "context parallelism"),
+        ({"precision": "FP8"}, "8-bit"),
+        ({"gpu": "TPU v4"}, "no device file for GPU TPU v4"),
+        ({"vocab": ""}, "vocab not stated"),
+        ({"gbs": "33"}, "does not divide into micro-batches"),
+        ({"dp": "2"}, "not the number of GPUs"),
+        ({"mbs": "two"}, "mbs is 'two'"),
+        ({"heads": "7"}, "does not divide into heads"),
+        ({"recompute": "some of it"}, "recomputation"),
+        ({"dp_mode": "HSDP"}, "sharding within groups"),
+        ({"dp_mode": "FSDP=8 x DP=2"}, "sharding within groups"),
+        ({"schedule": "DualPipe"}, "DualPipe"),
+    ],
+)
+def test_rows_that_cannot_be_expressed_say_why(change, reason):
+    with pytest.raises(InexpressibleError, match=reason):
+        read_row(ROW | change)
+
+
+def test_the_network_of_a_node_is_taken_from_its_text():
+    usual = read_row(ROW).configuration.cluster.links[-1]
+    halved = read_row(ROW | {"interconnect": "NVLink; 800 Gbps per node inter-node"})
+    same = read_row(ROW | {"interconnect": "8x200Gb HDR IB per node"})
+    link = halved.configuration.cluster.links[-1]
+    assert link.bytes_per_second == pytest.approx(usual.bytes_per_second / 2)
+    assert same.configuration.cluster.links[-1] == usual
+
+
+def test_interleaved_and_fsdp():
+    chunked = read_row(ROW | {"vp": "3", "layers": "48"}).configuration
+    assert (chunked.schedule, chunked.chunks) == ("interleaved", 3)
+    alone = read_row(ROW | {"tp": "1", "pp": "1", "dp": "16", "dp_mode": "FSDP1", "zero": "3",
+                            "precision": "bf16 amp", "mbs": "2"}).configuration  # fmt: skip
+    assert (alone.zero, alone.precision, alone.mesh.dp) == (3, "bf16-reduce", 16)
+    assert alone.practice.overlap_gathers

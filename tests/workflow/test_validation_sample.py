@@ -1,0 +1,110 @@
+"""Predictions of a few published runs, with bounds that a regression of the model would break.
+
+`tests/data/validation_sample.csv` holds rows with their sources in `source` and `cite`. All rows
+there are: `make validate`, docs/validation.md.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from autopar.workflow.configuration_table import RowPrediction, predict_rows, read_table
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def validation_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "validation"))
+
+
+@pytest.mark.timeout(900)
+def test_published_runs():
+    from comparison import Comparison, memory_errors, spearman, time_errors
+
+    _, rows = read_table(ROOT / "tests" / "data" / "validation_sample.csv")
+    found = [
+        Comparison(i, row, p)
+        for i, (row, p) in enumerate(zip(rows, predict_rows(rows), strict=True))
+    ]
+    reasons = [c.prediction.status for c in found if not c.prediction.expressible]
+    assert sorted(reasons) == [
+        "inexpressible: 8-bit or smaller products",
+        "inexpressible: mixture of experts",
+    ]
+    known = [c for c in found if c.known_recompute]
+    seconds, memory = time_errors(known), memory_errors(known)
+    assert seconds.count >= 25 and memory.count >= 10
+    assert seconds.median < MEDIAN_TIME and seconds.p90 < P90_TIME, [
+        (c.row["source"], c.time_error) for c in known
+    ]
+    assert memory.median < MEDIAN_MEMORY and memory.largest < LARGEST_MEMORY
+    assert abs(seconds.bias) < MEDIAN_TIME
+    wrong = [
+        c for c in found if c.prediction.expressible and c.ran != (c.prediction.status == "fits")
+    ]
+    assert not wrong, [(c.row["source"], c.prediction) for c in wrong]
+    sweep = [c for c in known if c.row["hidden"] == "14336" and c.time_error is not None]
+    order = spearman(
+        [c.prediction.step_seconds / float(c.row["gbs"]) for c in sweep],
+        [c.measured_seconds / float(c.row["gbs"]) for c in sweep],
+    )
+    assert order > 0.4
+
+
+MEDIAN_TIME, P90_TIME = 0.065, 0.18
+MEDIAN_MEMORY, LARGEST_MEMORY = 0.06, 0.15
+
+
+def comparison(predicted: float, peak: float, status: str = "fits", **row: str):
+    from comparison import Comparison
+
+    seen = RowPrediction(status, predicted, int(peak * 2**30), breakdown={"compute": predicted})
+    return Comparison(0, {"tags": "dense rc_full", **row}, seen)
+
+
+def test_statistics():
+    from comparison import Errors, fit_counts, spearman, under_predicted
+
+    assert Errors.of([]) is None
+    found = Errors.of([0.1, -0.2, 0.3, -0.4, 0.0])
+    assert (found.count, found.median, found.largest, found.bias) == (5, 0.2, 0.4, 0.0)
+    assert spearman([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
+    assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
+    assert spearman([1, 1, 2], [5, 5, 9]) == pytest.approx(1)
+    assert math.isnan(spearman([1, 1], [1, 2]))
+    rows = [
+        comparison(1, 10, step_time_norm_s="2", peak_mem_gib="10.5"),
+        comparison(1, 10, peak_mem_gib="11"),
+        comparison(1, 10, status="oom", oom="1"),
+        comparison(1, 10, oom="0", status="oom"),
+    ]
+    assert under_predicted(rows) == (1, 2)
+    assert rows[0].time_error == pytest.approx(-0.5)
+    assert fit_counts(rows) == {
+        (True, True): 2, (True, False): 1, (False, False): 1, (False, True): 0,
+    }  # fmt: skip
+
+
+def test_the_document_has_every_part():
+    from document import write_document
+
+    common = {
+        "source": "S 25.01",
+        "n_gpus": "8",
+        "gbs": "8",
+        "seq": "128",
+        "model": "m",
+        "gpu": "g",
+    }
+    rows = [
+        comparison(1.0 + i / 10, 10, step_time_norm_s="1", peak_mem_gib="9", **common)
+        for i in range(3)
+    ]
+    text = write_document(rows, 1.0)
+    assert "| step time, recomputation known | 3 | 10.0 | 20.0 | 20.0 | +10.0 |" in text
+    assert "Runs that fitted and are predicted to: 3 of 3" in text
+    assert "| S: rc_full | 3 |" in text and "unexplained; compute" in text
