@@ -177,6 +177,8 @@ def search_program(
 
     if program.batch_stays_whole:
         options = replace(options, pins=whole_batch(options.pins))
+    if scalar := program.scalar_parameter():
+        options = replace(options, pins=without_zero(options.pins, scalar))
     costs = model_costs(program, cluster, sizes, options.pins)
     analysed = time.perf_counter() - start
     result = search(costs, cluster, options, progress)
@@ -207,6 +209,16 @@ def whole_batch(pins: Pins) -> Pins:
                 "batch whole (dp=1,microbatches=1)",
             )
     return replace(pins, dp=1, microbatches=1)
+
+
+def without_zero(pins: Pins, scalar: str) -> Pins:
+    """Pins for a model with a parameter of no dims, which can't be sharded over dp."""
+    if pins.zero not in (None, 0):
+        raise UsageError(
+            f"zero={pins.zero}, but parameter {scalar!r} has no dims and can't be sharded",
+            next_step="make it a tensor of one element (torch.zeros(1)), or use zero=0",
+        )
+    return replace(pins, zero=0)
 
 
 def model_costs(

@@ -106,21 +106,25 @@ def _arguments(target: Any) -> list[Any]:
     return list(schema.arguments) if schema is not None else []
 
 
+_NUMBERS = (torch.SymInt, torch.SymFloat, int, float, bool)
+
+
 class Bindings:
     """Sizes for the symbols of a program; evaluates symbolic sizes, each expression once."""
 
     def __init__(self, symbols: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
         self.sizes = dict(sizes)
         self._values = {symbols[k]: v for k, v in sizes.items() if k in symbols}
-        self._cache: dict[Any, int] = {}
+        self._cache: dict[Any, Any] = {}
 
     def size(self, value: Any) -> Any:
         """A size as an int; values that are no sizes come back as they are."""
-        if not isinstance(value, torch.SymInt):
+        if not isinstance(value, torch.SymInt | torch.SymFloat):
             return value
         expr = value.node.expr
         if expr not in self._cache:
-            self._cache[expr] = int(expr.subs(self._values))
+            found = expr.subs(self._values)
+            self._cache[expr] = int(found) if isinstance(value, torch.SymInt) else float(found)
         return self._cache[expr]
 
     def shape(self, value: torch.Tensor) -> tuple[int, ...]:
@@ -151,7 +155,7 @@ def op_call(node: fx.Node, bindings: Bindings) -> OpCall:
     def convert(arg: Any) -> Any:
         if isinstance(arg, fx.Node):
             value = arg.meta.get("val")
-            if isinstance(value, torch.SymInt | int | float | bool) or value is None:
+            if isinstance(value, _NUMBERS) or value is None:
                 return bindings.size(value)
             if arg.name not in operands:
                 operands[arg.name] = len(types)

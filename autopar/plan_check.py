@@ -34,6 +34,11 @@ def check_plan(plan: Plan, program: Program, global_batch_size: int | None = Non
             next_step="return F.cross_entropy, a mean or a sum over independent samples; or use "
             "dp 1 and one microbatch",
         )
+    if plan.zero and plan.mesh.dp > 1 and (scalar := program.scalar_parameter()):
+        raise PlanError(
+            f"zero is {plan.zero}, but parameter {scalar!r} has no dims and can't be sharded",
+            next_step="make it a tensor of one element (torch.zeros(1)), or set zero to 0",
+        )
     if plan.sizes.get("batch") != plan.microbatch:
         raise PlanError(
             f"sizes.batch is {plan.sizes.get('batch')}, the microbatch is {plan.microbatch}",

@@ -85,6 +85,12 @@ class Program:
     def of_kind(self, kind: str) -> tuple[GraphInput, ...]:
         return tuple(i for i in self.inputs if i.kind == kind)
 
+    def scalar_parameter(self) -> str:
+        """A parameter of no dims, or '': ZeRO can't shard one (FSDP2 refuses it)."""
+        shapes = {n.name: n.meta["val"].dim() for n in self.graph.find_nodes(op="placeholder")}
+        found = (i.target for i in self.of_kind("parameter") if not shapes[i.name])
+        return next(found, "")
+
     def fingerprint(self) -> str:
         """Digest of structure, shapes, names and what is trained; equal for equal programs."""
         digest = hashlib.sha256()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autopar.passes.pass_manager import Pass
 from autopar.passes.rewrite.cut_blocks import CutBlocks
 from autopar.passes.rewrite.cut_stages import CutStages
+from autopar.passes.rewrite.guard_empty_mean import GuardEmptyMean
 from autopar.passes.rewrite.insert_collectives import InsertCollectives
 from autopar.passes.rewrite.localize_shapes import LocalizeShapes
 from autopar.passes.rewrite.mark_recompute import MarkRecompute
@@ -20,6 +21,7 @@ def front_pipeline() -> list[Pass]:
     return [
         Simplify(),
         SplitFused(),  # after simplify: copies would hide the split
+        GuardEmptyMean(),
         ReplaceCausalMask(),  # after simplify: casts would hide the mask
     ]
 

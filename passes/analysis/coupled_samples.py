@@ -24,6 +24,8 @@ from autopar.rules.language import Rule
 
 # Sizes at which ops are looked at: no other dim is likely to have them.
 SAMPLES, TOKENS = 11, 14
+# The last of them run alone, as a micro-batch is.
+FEWER = 5
 # What these make is the same wherever it stands in the batch.
 _EVEN = frozenset(
     ["full", "zeros", "ones", "empty", "new_zeros", "new_ones", "new_full", "new_empty"]
@@ -52,6 +54,9 @@ class _Walk:
         self.program = program
         self.samples = sizes["batch"]
         self.bindings = Bindings(program.symbols, sizes)
+        self.fewer = None
+        if "batch" in program.symbols:
+            self.fewer = Bindings(program.symbols, {**sizes, "batch": FEWER})
         self.nodes: list[fx.Node] = list(program.graph.nodes)
         inputs = {i.name for i in program.of_kind("input") if i.batch_dim == 0}
         self.at = {n: 0 for n in self.nodes if n.name in inputs}
@@ -64,9 +69,13 @@ class _Walk:
         settled: set[fx.Node] = set()
         blocks: Blocks | None = None
         for node in self.nodes:
-            if node.op != "call_function" or node in tail or node in settled:
+            if node.op != "call_function" or node in settled:
                 continue
             if not tensors_of(node.meta.get("val")):
+                continue
+            if node in tail:
+                if self._mixes_in_loss(node):
+                    return node
                 continue
             if self._passes(node):
                 continue
@@ -77,40 +86,75 @@ class _Walk:
             settled |= set(region)
         return None
 
+    def _mixes_in_loss(self, node: fx.Node) -> bool:
+        """A loss may add up samples, but not read their place, nor each against every other."""
+        operands = [n for n in node.all_input_nodes if n in self.at and n.meta["val"].dim()]
+        dims = {self.at[n] for n in operands}
+        return len(dims) > 1 or any(n in self.placed for n in node.all_input_nodes)
+
     def _passes(self, node: fx.Node) -> bool:
         """Whether a single op keeps samples apart; notes where its result holds the batch."""
         sources = node.all_input_nodes
+        if node in self.constant:
+            return self._note_constant(node)
+        if self._counts_batch(node):
+            return False
         if any(n in self.at for n in sources) and not any(n in self.placed for n in sources):
             dim = self._dim(node)
             if dim is not None and dim >= 0:
                 self.at[node] = dim
             return dim is not None
         own = self._dim_by_shape(node)
-        if node not in self.constant:
-            # A parameter that is repeated for each sample, or a value without samples.
-            if own is not None:
-                self.at[node] = own
-            return not any(n in self.placed for n in sources)
-        if own is None:
-            return True
-        even = str(getattr(node.target, "_opname", "")) in _EVEN
-        unplaced = [n for n in sources if tensors_of(n.meta.get("val"))]
-        if even or (unplaced and all(self._dim_by_shape(n) is None for n in unplaced)):
+        # A parameter that is repeated for each sample, or a value without samples.
+        if own is not None:
             self.at[node] = own
-        else:
+        return not any(n in self.placed for n in sources)
+
+    def _note_constant(self, node: fx.Node) -> bool:
+        """A value made from nothing is the same for every sample, or `placed`; it never mixes."""
+        sources = [n for n in node.all_input_nodes if tensors_of(n.meta.get("val"))]
+        own = self._dim_by_shape(node)
+        even = not sources and str(getattr(node.target, "_opname", "")) in _EVEN
+        if any(n in self.placed for n in sources) or self._counts_batch(node):
+            self.placed.add(node)
+        elif any(n in self.at for n in sources):
+            # Only what keeps the samples apart keeps them alike: no sum or scan over them.
+            dim = self._dim_by_rule(node)
+            if dim is None or dim < 0:
+                self.placed.add(node)
+            else:
+                self.at[node] = dim
+        elif own is not None and (even or sources):
+            self.at[node] = own
+        elif own is not None:
             self.placed.add(node)
         return True
+
+    def _counts_batch(self, node: fx.Node) -> bool:
+        """Whether the number of samples is an operand, not only a size of the result."""
+        symbol = self.program.symbols.get("batch")
+        schema = getattr(node.target, "_schema", None)
+        if symbol is None or schema is None:
+            return False
+        given = list(zip(schema.arguments, node.args, strict=False))
+        by_name = {a.name: a for a in schema.arguments}
+        given += [(by_name[k], v) for k, v in node.kwargs.items() if k in by_name]
+        for argument, value in given:
+            number = value.meta.get("val") if isinstance(value, fx.Node) else None
+            if not isinstance(number, torch.SymInt | torch.SymFloat):
+                continue
+            sizes = str(argument.type) in ("int", "SymInt", "Optional[int]", "Optional[SymInt]")
+            if not sizes and number.node.expr.has(symbol):
+                return not _is_range(node)
+        return False
 
     def _dim(self, node: fx.Node) -> int | None:
         """The batch's dim in the result, -1 where the result does not depend on it; None: mixed."""
         batched = {n: self.at[n] for n in node.all_input_nodes if n in self.at}
         call = self._call(node)
-        rule = rule_for(call) if call is not None else None
-        if call is not None and rule is not None:
-            by_name = {n.name: d for n, d in batched.items()}
-            found = _by_rule(rule, [by_name.get(name) for name in call.operands])
-            if found != -1:
-                return found
+        found = self._dim_by_rule(node)
+        if found != -1:
+            return found
         key: Any = node.name
         if call is not None:
             key = (str(call.target), str((call.args, call.kwargs, call.types)), *batched.values())
@@ -118,6 +162,15 @@ class _Walk:
             dims = follow([node], batched, [node], self.bindings, self.samples)
             self._answers[key] = None if dims is None else dims.get(node, -1)
         return self._answers[key]
+
+    def _dim_by_rule(self, node: fx.Node) -> int | None:
+        """As `_dim`, by the op's rule alone; -1 also where there is none."""
+        call = self._call(node)
+        rule = rule_for(call) if call is not None else None
+        if call is None or rule is None:
+            return -1
+        by_name = {n.name: self.at[n] for n in node.all_input_nodes if n in self.at}
+        return _by_rule(rule, [by_name.get(name) for name in call.operands])
 
     def _call(self, node: fx.Node) -> OpCall | None:
         try:
@@ -155,13 +208,17 @@ class _Walk:
             and tensors_of(n.meta.get("val"))
             and any(u not in inside for u in n.users)
         ]
-        dims = follow(region, self.at, results, self.bindings, self.samples)
+        dims = follow(region, self.at, results, self.bindings, self.samples, self.fewer)
         if dims is None:
             return False
         for node in inside - self.constant:
             self.at.pop(node, None)
         self.at |= dims
         return True
+
+
+def _is_range(node: fx.Node) -> bool:
+    return str(getattr(node.target, "_opname", "")) in ("arange", "linspace")
 
 
 def _made_from_nothing(nodes: list[fx.Node]) -> set[fx.Node]:

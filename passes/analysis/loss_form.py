@@ -59,7 +59,9 @@ def loss_tail(program: Program) -> set[fx.Node]:
     stack = [next(n for n in program.graph.nodes if n.name == program.loss)]
     while stack:
         node = stack.pop()
-        if node.op == "call_function" and node not in found and not node.meta["val"].dim():
+        value = node.meta.get("val")
+        scalar = isinstance(value, torch.Tensor) and not value.dim()
+        if node.op == "call_function" and node not in found and scalar:
             found.add(node)
             stack += node.all_input_nodes
     return found
@@ -76,19 +78,38 @@ def _form(program: Program, node: Any, free: set[fx.Node]) -> LossForm:
         whole = _form(program, args[0], free)
         return LossForm("mean") if whole.kind == "sum" else UNKNOWN
     if name == "div" and isinstance(args[1], fx.Node) and args[1] in free:
-        top, bottom = _form(program, args[0], free), _form(program, args[1], free)
+        count = _unguarded(args[1])
+        top, bottom = _form(program, args[0], free), _form(program, count, free)
         both = top.kind == bottom.kind == "sum"
-        return LossForm("ratio", args[1]) if both else UNKNOWN
+        return LossForm("ratio", count) if both else UNKNOWN
     if name in ("add", "sub") and isinstance(args[1], fx.Node) and not node.kwargs:
         first, second = _form(program, args[0], free), _form(program, args[1], free)
         return first if first == second else UNKNOWN
     if name in _CLASSES:
         return _of_classes(program, node, free)
     if name in _ELEMENTWISE:
+        # A column against a row would be every sample against every other.
+        ranks = {n.meta["val"].dim() for n in node.all_input_nodes if _has_rows(n)}
+        if len(ranks) > 1:
+            return UNKNOWN
         return _reduced(program, args[0], _argument(node, _ELEMENTWISE[name], "reduction", 1))
     if name in ("sum", "mean") and not node.meta["val"].dim():
         return _reduced(program, args[0], 2 if name == "sum" else 1)
     return UNKNOWN
+
+
+def _has_rows(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
+def _unguarded(count: fx.Node) -> fx.Node:
+    """The count that `guard-empty-mean` keeps from being 0."""
+    if getattr(count.target, "_opname", "") != "masked_fill" or count.args[2] != 1:
+        return count
+    source, mask = count.args[:2]
+    guards = isinstance(mask, fx.Node) and mask.args == (source, 0)
+    return source if guards and isinstance(source, fx.Node) else count
 
 
 def _counts_samples(program: Program, divisor: fx.Node) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import fx
@@ -33,6 +34,21 @@ def draws(node: fx.Node) -> bool:
         if given.get(name, defaults.get(name)) == without:
             return False
     return True
+
+
+def without_drawing(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, so that an op that may draw does not (a dropout of 0)."""
+    args, kwargs = list(node.args), dict(node.kwargs)
+    if not draws(node) or str(node.target._opname) not in _OPTIONAL:  # type: ignore[union-attr]
+        return tuple(args), kwargs
+    name, without = _OPTIONAL[str(node.target._opname)][0]  # type: ignore[union-attr]
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    position = names.index(name)
+    if position < len(args):
+        args[position] = without
+    else:
+        kwargs[name] = without
+    return tuple(args), kwargs
 
 
 def any_draws(graphs: Iterable[fx.GraphModule | None]) -> bool:

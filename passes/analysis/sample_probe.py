@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from autopar.op_call import Bindings
 from autopar.passes.analysis.aliases import written
+from autopar.passes.analysis.random_ops import without_drawing
 from autopar.program import is_differentiable, tensors_of
 
 # Elements of all operands together; above it nothing is run. In bf16 4 GiB.
@@ -30,11 +31,13 @@ def follow(
     results: Sequence[fx.Node],
     bindings: Bindings,
     samples: int,
+    fewer: Bindings | None = None,
 ) -> dict[fx.Node, int] | None:
     """Runs `nodes`; for each of `results` the dim that then holds the batch, None if samples mix.
 
     `batched`: values that hold the batch and the dim of each, where it is the major part. A result
-    that does not depend on them has no entry. None also where the nodes can't be run.
+    that does not depend on them has no entry. None also where the nodes can't be run. `fewer`:
+    sizes with fewer samples: the last ones alone must give what they give among all.
     """
     inside = set(nodes)
     outside = [s for n in nodes for s in n.all_input_nodes if s not in inside]
@@ -48,6 +51,11 @@ def follow(
             values = {n: _drawn(n, bindings, draw) for n in outside}
             try:
                 dims = _dims(nodes, values, batched, results, bindings, samples)
+                if dims is not None and fewer is not None:
+                    alone = _alone(nodes, values, batched, bindings, fewer)
+                    whole = _run(nodes, dict(values), bindings)
+                    if not _agree(alone, whole, results, dims, fewer.sizes["batch"], samples):
+                        dims = None
             except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
                 # A kernel that is not there, or indexes that random values do not meet.
                 return None
@@ -97,6 +105,47 @@ def _dims(
     return found
 
 
+def _alone(
+    nodes: Sequence[fx.Node],
+    values: dict[fx.Node, Any],
+    batched: Mapping[fx.Node, int],
+    bindings: Bindings,
+    fewer: Bindings,
+) -> dict[Any, Any]:
+    """What the last samples give when they are all there are."""
+    kept, samples = fewer.sizes["batch"], bindings.sizes["batch"]
+    given: dict[fx.Node, Any] = {}
+    for node, value in values.items():
+        if node in batched and isinstance(value, Tensor):
+            rows = value.shape[batched[node]] // samples * kept
+            given[node] = value.narrow(batched[node], value.shape[batched[node]] - rows, rows)
+        elif isinstance(value, Tensor | list):
+            given[node] = value
+        else:
+            given[node] = fewer.size(node.meta.get("val"))
+    torch.manual_seed(1)
+    return _run(nodes, given, fewer)
+
+
+def _agree(
+    alone: dict[Any, Any],
+    whole: dict[Any, Any],
+    results: Sequence[fx.Node],
+    dims: Mapping[fx.Node, int],
+    kept: int,
+    samples: int,
+) -> bool:
+    for node in results:
+        for few, all_of_them in zip(tensors_of(alone[node]), tensors_of(whole[node]), strict=True):
+            wanted = all_of_them
+            if node in dims:
+                rows = wanted.shape[dims[node]] // samples * kept
+                wanted = wanted.narrow(dims[node], wanted.shape[dims[node]] - rows, rows)
+            if few.shape != wanted.shape or not _same(few, wanted):
+                return False
+    return True
+
+
 def _run(nodes: Sequence[fx.Node], given: dict[fx.Node, Any], bindings: Bindings) -> dict[Any, Any]:
     env: dict[Any, Any] = dict(given)
     for changed in {n for node in nodes for n in written(node)}:
@@ -111,7 +160,7 @@ def _run(nodes: Sequence[fx.Node], given: dict[fx.Node, Any], bindings: Bindings
         return bindings.size(arg)
 
     for node in nodes:
-        args = torch.utils._pytree.tree_map(bound, (node.args, dict(node.kwargs)))
+        args = torch.utils._pytree.tree_map(bound, without_drawing(node))
         target: Any = node.target
         env[node] = target(*args[0], **args[1])
     return env

@@ -51,7 +51,7 @@ def cut(
         return bindings.size(arg.meta["val"])
 
     for source in nodes:
-        if isinstance(source.meta.get("val"), torch.SymInt | int | float | bool):
+        if isinstance(source.meta.get("val"), torch.SymInt | torch.SymFloat | int | float | bool):
             continue
         args, kwargs = fx.map_arg((source.args, source.kwargs), convert)
         args, kwargs = torch.utils._pytree.tree_map(bindings.size, (args, kwargs))

@@ -68,6 +68,13 @@ def _mixes(mix: Callable[[Tensor], Tensor]) -> bool:
         lambda h: h.view(-1).roll(1).view(h.shape),
         lambda h: torch.cat([h[1:], h[:1]]),
         lambda h: h.cumsum(0),
+        lambda h: h * h.shape[0],
+        lambda h: h * h.numel() / 100,
+        lambda h: h * torch.full((1,), h.shape[0], device=h.device),
+        lambda h: h * torch.ones(h.shape[0], device=h.device).sum(),
+        lambda h: h * torch.ones(h.shape[0], device=h.device).cumsum(0)[:, None],
+        lambda h: h * (h.shape[0] / 4),
+        lambda h: h + torch.eye(16, 6, device=h.device)[torch.arange(h.shape[0], device=h.device)],
     ],
 )
 def test_mixing_is_seen(mix: Callable[[Tensor], Tensor]) -> None:
@@ -92,10 +99,32 @@ def test_mixing_is_seen(mix: Callable[[Tensor], Tensor]) -> None:
         lambda h: (h.mT * 2).mT,
         lambda h: torch.ones(h.shape[0], 1, device=h.device) * h,
         lambda h: _sorted_and_back(h),
+        lambda h: h.view(h.shape[0], -1) + torch.zeros(h.shape[0], 6, device=h.device),
+        lambda h: torch.cat([torch.ones(h.shape[0], 1, device=h.device), h], 1).cumsum(1),
     ],
 )
 def test_samples_that_stay_apart(mix: Callable[[Tensor], Tensor]) -> None:
     assert not _mixes(mix)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda h: F.cross_entropy(h, torch.arange(h.shape[0], device=h.device) % 6),
+        lambda h: F.mse_loss(h[:, :1], h[:, 1].detach()),  # a column against a row
+        lambda h: F.mse_loss(h[:, 0], torch.arange(h.shape[0], device=h.device) * 1.0),
+    ],
+)
+def test_a_loss_that_reads_the_place_in_the_batch(loss: Callable[[Tensor], Tensor]) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return loss(self.layer(x))
+
+    assert coupling_op(capture(Model(), {"x": torch.randn(4, 6)})) is not None
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "gemma2"])
