@@ -176,7 +176,7 @@ def search_program(
         return model_costs(source, other, sizes, options.pins) if source is not None else None
 
     if program.batch_stays_whole:
-        options = replace(options, pins=whole_batch(options.pins))
+        options = replace(options, pins=whole_batch(options.pins, program.batch_stays_whole))
     if scalar := program.scalar_parameter():
         options = replace(options, pins=without_zero(options.pins, scalar))
     costs = model_costs(program, cluster, sizes, options.pins)
@@ -198,13 +198,12 @@ def search_program(
     return Outcome(found, result, program, seconds)
 
 
-def whole_batch(pins: Pins) -> Pins:
-    """Pins for a loss that can't be put together from parts of the batch."""
+def whole_batch(pins: Pins, reason: str) -> Pins:
+    """Pins for a loss that can't be put together from parts of the batch, for a reason."""
     for name, value in (("dp", pins.dp), ("microbatches", pins.microbatches)):
         if value not in (None, 1):
             raise UsageError(
-                f"{name}={value}, but the loss is no mean or sum over samples that could be "
-                "recognised, or samples depend on each other: parts can't be combined",
+                f"{name}={value}, but {reason}: parts of the batch can't be combined",
                 next_step="return F.cross_entropy, a mean or a sum over the batch; or leave the "
                 "batch whole (dp=1,microbatches=1)",
             )

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.passes.analysis.aliases import ancestors
 from autopar.passes.analysis.blocks import needs_parameters
 from autopar.program import Program
 
@@ -148,7 +149,11 @@ def _reduced(program: Program, source: Any, reduction: Any) -> LossForm:
         expr = size.node.expr if isinstance(size, torch.SymInt) else None
         batched = expr is not None and not (expr / symbol).has(symbol)
     else:
-        batched = size % program.sizes["batch"] == 0
+        # Sizes tell little then: it must come from the samples, and a sum may have been divided by
+        # the batch size as a number.
+        inputs = {i.name for i in program.of_kind("input") if i.batch_dim == 0}
+        from_samples = any(n.name in inputs for n in ancestors(program.graph, [source]))
+        batched = size % program.sizes["batch"] == 0 and from_samples and reduction == 1
     if not batched:
         return UNKNOWN
     return LossForm("mean" if reduction == 1 else "sum")
