@@ -180,7 +180,7 @@ class Plans:
             why = self.program.batch_stays_whole
             raise UsageError(f"{why}: the batch is not split", next_step="pin dp=1")
         if whole:
-            parsed = whole_batch(parsed)
+            parsed = whole_batch(parsed, self.program.batch_stays_whole)
         batch = BATCH if whole else 2 * BATCH
         count = 1 if whole else batch // (BATCH * (parsed.dp or 1))
         options = SearchOptions(

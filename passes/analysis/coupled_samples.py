@@ -213,7 +213,8 @@ class _Walk:
             return False
         for node in inside - self.constant:
             self.at.pop(node, None)
-        self.at |= dims
+        alike = {n: self._dim_by_shape(n) for n in results if n not in dims}
+        self.at |= dims | {n: d for n, d in alike.items() if d is not None}
         return True
 
 

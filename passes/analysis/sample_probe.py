@@ -138,12 +138,20 @@ def _agree(
     for node in results:
         for few, all_of_them in zip(tensors_of(alone[node]), tensors_of(whole[node]), strict=True):
             wanted = all_of_them
-            if node in dims:
-                rows = wanted.shape[dims[node]] // samples * kept
-                wanted = wanted.narrow(dims[node], wanted.shape[dims[node]] - rows, rows)
+            dim = dims.get(node, _only_difference(few, wanted))
+            if dim is not None:
+                rows = wanted.shape[dim] // samples * kept
+                wanted = wanted.narrow(dim, wanted.shape[dim] - rows, rows)
             if few.shape != wanted.shape or not _same(few, wanted):
                 return False
     return True
+
+
+def _only_difference(few: Tensor, many: Tensor) -> int | None:
+    """The dim that tells the number of samples of a value that is the same for all of them."""
+    sizes = enumerate(zip(few.shape, many.shape, strict=False))
+    found = [d for d, (a, b) in sizes if a != b]
+    return found[0] if few.dim() == many.dim() and len(found) == 1 else None
 
 
 def _run(nodes: Sequence[fx.Node], given: dict[fx.Node, Any], bindings: Bindings) -> dict[Any, Any]:
