@@ -151,10 +151,10 @@ class _Walk:
     def _dim(self, node: fx.Node) -> int | None:
         """The batch's dim in the result, -1 where the result does not depend on it; None: mixed."""
         batched = {n: self.at[n] for n in node.all_input_nodes if n in self.at}
-        call = self._call(node)
         found = self._dim_by_rule(node)
         if found != -1:
             return found
+        call = self._call(node)
         key: Any = node.name
         if call is not None:
             key = (str(call.target), str((call.args, call.kwargs, call.types)), *batched.values())

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from autopar.op_call import Bindings
+from autopar.op_call import Bindings, types_of
 from autopar.passes.analysis.aliases import written
 from autopar.passes.analysis.random_ops import without_drawing
 from autopar.program import is_differentiable, tensors_of
@@ -42,13 +42,13 @@ def follow(
     inside = set(nodes)
     outside = [s for n in nodes for s in n.all_input_nodes if s not in inside]
     outside = list(dict.fromkeys(outside))
-    if _elements(outside, bindings) > LIMIT:
+    if sum(t.numel for n in outside for t in types_of(n, bindings)) > LIMIT:
         return None
     found: dict[fx.Node, int] = {}
     with torch.no_grad(), _own_randomness(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for draw in range(DRAWS):
-            values = {n: _drawn(n, bindings, draw) for n in outside}
+        for _ in range(DRAWS):
+            values = {n: _drawn(n, bindings) for n in outside}
             try:
                 dims = _dims(nodes, values, batched, results, bindings, samples)
                 if dims is not None and fewer is not None:
@@ -205,27 +205,16 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-def _elements(nodes: Sequence[fx.Node], bindings: Bindings) -> int:
-    total = 0
-    for node in nodes:
-        for value in tensors_of(node.meta.get("val")):
-            count = 1
-            for size in bindings.shape(value):
-                count *= size
-            total += count
-    return total
-
-
-def _drawn(node: fx.Node, bindings: Bindings, draw: int) -> Any:
+def _drawn(node: fx.Node, bindings: Bindings) -> Any:
     value = node.meta.get("val")
     if isinstance(value, Tensor):
-        return _random(bindings.shape(value), value.dtype, draw)
+        return _random(bindings.shape(value), value.dtype)
     if isinstance(value, list | tuple):
-        return [_random(bindings.shape(v), v.dtype, draw) for v in value]
+        return [_random(bindings.shape(v), v.dtype) for v in value]
     return bindings.size(value)
 
 
-def _random(shape: Sequence[int], dtype: torch.dtype, draw: int = 0) -> Tensor:
+def _random(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Positive and negative numbers; whole ones are 0 or 1, which index nearly everything."""
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(tuple(shape), dtype=dtype)
