@@ -94,12 +94,6 @@ class OpCall:
         schema = getattr(self.target, "_schema", None)
         return schema is not None and bool(schema.is_mutable)
 
-    @property
-    def is_random(self) -> bool:
-        """Whether torch says that the op draws random numbers (for some arguments)."""
-        tags = getattr(self.target, "tags", ())
-        return torch.Tag.nondeterministic_seeded in tags
-
 
 def _arguments(target: Any) -> list[Any]:
     schema = getattr(target, "_schema", None)

@@ -50,10 +50,11 @@ def follow(
         for _ in range(DRAWS):
             values = {n: _drawn(n, bindings) for n in outside}
             try:
-                dims = _dims(nodes, values, batched, results, bindings, samples)
+                torch.manual_seed(1)  # random ops draw the same in every run
+                whole = _run(nodes, values, bindings)
+                dims = _dims(nodes, values, batched, results, bindings, samples, whole)
                 if dims is not None and fewer is not None:
                     alone = _alone(nodes, values, batched, bindings, fewer)
-                    whole = _run(nodes, dict(values), bindings)
                     if not _agree(alone, whole, results, dims, fewer.sizes["batch"], samples):
                         dims = None
             except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
@@ -72,6 +73,7 @@ def _dims(
     results: Sequence[fx.Node],
     bindings: Bindings,
     samples: int,
+    whole: dict[Any, Any],
 ) -> dict[fx.Node, int] | None:
     """The batch's dim in each result that depends on it; None when samples mix."""
 
@@ -80,11 +82,13 @@ def _dims(
         for node, dim in batched.items():
             if node in given:
                 given[node] = _altered(given[node], dim, samples, change, swap)
-        torch.manual_seed(1)  # random ops draw the same in every run
-        env = _run(nodes, given, bindings)
+        torch.manual_seed(1)
+        return seen(_run(nodes, given, bindings))
+
+    def seen(env: dict[Any, Any]) -> list[Tensor]:
         return [t for n in results for t in tensors_of(env[n])]
 
-    plain, moved, swapped = run(False, False), run(True, False), run(False, True)
+    plain, moved, swapped = seen(whole), run(True, False), run(False, True)
     owners = [n for n in results for _ in tensors_of(n.meta["val"])]
     found: dict[fx.Node, int] = {}
     for node, base, after, exchanged in zip(owners, plain, moved, swapped, strict=True):
