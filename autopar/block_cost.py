@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -69,6 +69,19 @@ class ChainCost:
     placements: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Alternative:
+    """A choice of placements before its full price is known.
+
+    `least`: bytes and times that its price can't undercut; the seconds of a block are exact, but
+    only as the sum of forward and backward. `price` answers with the full price; it may take long.
+    """
+
+    boundary: str
+    least: ChainCost
+    price: Callable[[], ChainCost]
+
+
 class CostProvider(Protocol):
     """What the search asks a model; answers are computed on demand and kept by the provider."""
 
@@ -80,8 +93,8 @@ class CostProvider(Protocol):
     def microbatch_sizes(self, most: int) -> list[int]:
         """Micro-batch sizes up to `most` that the captured program allows."""
 
-    def chains(self, tp: int, microbatch: int) -> list[ChainCost]:
-        """Alternatives to choose from; may take long."""
+    def alternatives(self, tp: int, microbatch: int) -> Sequence[Alternative]:
+        """The choices of placements to choose from."""
 
     def optimistic(self, tp: int, microbatch: int) -> ChainCost:
         """Cheap lower bounds of every time and byte of every alternative."""

@@ -279,7 +279,7 @@ class Layers:
         if not row["item"].startswith("forward per sample") or row["hidden"] != "4096":
             raise Skipped("not one layer of a stated shape")
         microbatch = int(row["mbs"])
-        blocks = self.costs.chains(1, microbatch)[0].blocks
+        blocks = self.costs.whole(microbatch).blocks
         layer = "layer" in row["item"]
         found = [b.forward for b in blocks if ("layers" in b.name) == layer]
         predicted = (found[0] if layer else sum(found)) / microbatch

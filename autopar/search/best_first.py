@@ -1,8 +1,9 @@
 """The queue of the outer search: by lower bound, until none can be better.
 
-A configuration enters the queue with the bound of the provider's optimistic prices, comes back with
-the bound of its real prices, one entry per placement alternative, and is solved exactly (`stages`)
-when it is still first. Everything left in the queue when the best plan meets the smallest bound is
+A configuration enters the queue with the bound of the provider's optimistic prices. When it is
+first it comes back as one entry per placement alternative, with the bound of what their placement
+costs; then with the bound of the full price; and is solved exactly (`stages`) when it is still
+first. Everything left in the queue when the best plan meets the smallest bound is
 proven no better. Among equal plans the simpler one wins: lower ZeRO level, no sequence-parallel
 boundary, smaller tp, smaller pp, larger micro-batch.
 """
@@ -14,8 +15,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
-from autopar.block_cost import ChainCost, CostProvider
+from autopar.block_cost import Alternative, ChainCost, CostProvider
 from autopar.cost.setting import Setting
 from autopar.errors import UsageError
 from autopar.mesh import Mesh
@@ -43,32 +45,58 @@ class Progress:
 
 
 class Prices:
-    """The provider's chains, indexed once, and the time spent waiting for them."""
+    """The provider's answers, indexed once, and the time spent waiting for them."""
 
     def __init__(self, provider: CostProvider, boundary: str | None) -> None:
         self.provider = provider
         self.boundary = boundary
         self.seconds = 0.0
-        self._chains: dict[tuple[int, int], list[tuple[ChainCost, columns.Chain]]] = {}
+        self._alternatives: dict[tuple[int, int], Sequence[Alternative]] = {}
+        self._sketches: dict[tuple[int, int], list[columns.Chain]] = {}
+        self._chains: dict[tuple[int, int, int], tuple[ChainCost, columns.Chain]] = {}
         self._optimistic: dict[tuple[int, int], columns.Chain] = {}
 
-    def chains(self, setting: Setting) -> list[tuple[ChainCost, columns.Chain]]:
-        """Alternatives for the tp degree and micro-batch size of `setting`, as pinned."""
-        return [c for c in self.every(setting) if self.boundary in (None, c[0].boundary)]
+    def alternatives(self, setting: Setting) -> list[int]:
+        """Numbers of the alternatives of `setting`'s tp degree and micro-batch, as pinned."""
+        found = self._known(setting)
+        return [i for i, a in enumerate(found) if self.boundary in (None, a.boundary)]
 
-    def every(self, setting: Setting) -> list[tuple[ChainCost, columns.Chain]]:
-        """All placement alternatives for the tp degree and micro-batch size of `setting`."""
+    def every(self, setting: Setting) -> range:
+        """Numbers of all alternatives, whatever is pinned."""
+        return range(len(self._known(setting)))
+
+    def _known(self, setting: Setting) -> Sequence[Alternative]:
         key = (setting.mesh.tp, setting.microbatch)
-        if key not in self._chains:
+        if key not in self._alternatives:
             begin = time.perf_counter()
-            found = self.provider.chains(*key)
+            self._alternatives[key] = self.provider.alternatives(*key)
             self.seconds += time.perf_counter() - begin
-            self._chains[key] = [(c, columns.Chain(c.blocks)) for c in found]
+            self._sketches[key] = [columns.Chain(a.least.blocks) for a in self._alternatives[key]]
+        return self._alternatives[key]
+
+    def boundary_of(self, setting: Setting, number: int) -> str:
+        """The placement between blocks of an alternative."""
+        return self._known(setting)[number].boundary
+
+    def sketch(self, setting: Setting, number: int) -> columns.Chain:
+        """What is known of an alternative without pricing it: see `Alternative.least`."""
+        self._known(setting)
+        return self._sketches[setting.mesh.tp, setting.microbatch][number]
+
+    def chain(self, setting: Setting, number: int) -> tuple[ChainCost, columns.Chain]:
+        """The full price of an alternative."""
+        key = (setting.mesh.tp, setting.microbatch, number)
+        if key not in self._chains:
+            alternative = self._known(setting)[number]
+            begin = time.perf_counter()
+            cost = alternative.price()
+            self.seconds += time.perf_counter() - begin
+            self._chains[key] = cost, columns.Chain(cost.blocks)
         return self._chains[key]
 
     def check_boundary(self) -> None:
         """Raise `UsageError` when no alternative seen has the pinned boundary."""
-        seen = sorted({c.boundary for found in self._chains.values() for c, _ in found})
+        seen = sorted({a.boundary for found in self._alternatives.values() for a in found})
         if self.boundary is not None and seen and self.boundary not in seen:
             raise UsageError(
                 f"boundary={self.boundary} is not a placement between the blocks of this model",
@@ -76,8 +104,8 @@ class Prices:
             )
 
     def known(self, setting: Setting) -> bool:
-        """Whether `chains` answers at once."""
-        return (setting.mesh.tp, setting.microbatch) in self._chains
+        """Whether `alternatives` answers at once."""
+        return (setting.mesh.tp, setting.microbatch) in self._alternatives
 
     def optimistic(self, setting: Setting) -> columns.Chain:
         """Lower bounds of all alternatives."""
@@ -89,14 +117,23 @@ class Prices:
         return self._optimistic[key]
 
 
+class Stage(IntEnum):
+    """What the bound of a queue entry rests on."""
+
+    OPTIMISTIC = 0
+    SKETCHED = 1
+    PRICED = 2
+
+
 @dataclass(order=True)
 class _Entry:
-    """A configuration in the queue; `alternative` is -1 until its real prices are known."""
+    """A configuration in the queue; `alternative` is -1 while the entry stands for all of them."""
 
     bound: float
     tie: Tie
     index: int
     alternative: int
+    stage: Stage
 
 
 class BestFirst:
@@ -117,19 +154,22 @@ class BestFirst:
         self.queue: list[_Entry] = []
         self.queue_left = False
         for index, setting in enumerate(found):
-            self._push(prices.optimistic(setting), index, -1, sequence_parallel=False)
+            self._push(prices.optimistic(setting), index, -1, Stage.OPTIMISTIC)
 
     def _push(
-        self, chain: columns.Chain, index: int, alternative: int, *, sequence_parallel: bool
+        self, chain: columns.Chain, index: int, alternative: int, stage: Stage, floor: float = 0.0
     ) -> None:
+        """Queue an entry by what `chain` says of it; its bound is at least `floor`."""
         setting = self.settings[index]
-        least = bound(chain, setting)
+        least = bound(chain, setting, sums=stage is Stage.SKETCHED)
         if least.peak > self.limit:
             self.count["pruned by memory floor"] += 1
             return
         mesh = setting.mesh
-        tie = (setting.zero, sequence_parallel, mesh.tp, mesh.pp, -setting.microbatch, alternative)
-        heapq.heappush(self.queue, _Entry(least.seconds, tie, index, alternative))
+        split = alternative >= 0 and self.prices.boundary_of(setting, alternative) != "R"
+        tie = (setting.zero, split, mesh.tp, mesh.pp, -setting.microbatch, alternative)
+        seconds = max(least.seconds, floor)
+        heapq.heappush(self.queue, _Entry(seconds, tie, index, alternative, stage))
 
     def run(self, deadline: float | None, progress: Callable[[Progress], None] | None) -> float:
         """Search until proven or `deadline`; returns the lower bound (`inf`: nothing fits)."""
@@ -158,8 +198,8 @@ class BestFirst:
             self.count["no simpler at equal time"] += 1
             return
         setting = self.settings[entry.index]
-        if entry.alternative < 0:
-            self._expand(entry.index)
+        if entry.stage is not Stage.PRICED:
+            self._expand(entry)
             return
         found = self.solve(entry.index, entry.alternative, best * (1 + TIE))
         self.count["solved"] += 1
@@ -171,15 +211,21 @@ class BestFirst:
         if better or (equal and (self.best_tie is None or entry.tie < self.best_tie)):
             self.best, self.best_tie = found, entry.tie
 
-    def _expand(self, index: int) -> None:
-        """Queue every placement alternative of a configuration under its real prices."""
-        for number, (cost, chain) in enumerate(self.prices.chains(self.settings[index])):
-            self._push(chain, index, number, sequence_parallel=cost.boundary != "R")
+    def _expand(self, entry: _Entry) -> None:
+        """Learn more about an entry: which alternatives it stands for, or its full price."""
+        setting = self.settings[entry.index]
+        if entry.stage is Stage.OPTIMISTIC:
+            for number in self.prices.alternatives(setting):
+                sketch = self.prices.sketch(setting, number)
+                self._push(sketch, entry.index, number, Stage.SKETCHED, entry.bound)
+            return
+        _, chain = self.prices.chain(setting, entry.alternative)
+        self._push(chain, entry.index, entry.alternative, Stage.PRICED, entry.bound)
 
     def solve(self, index: int, alternative: int, cutoff: float) -> Choice | None:
         """The best plan of one configuration, if it is below `cutoff` seconds."""
         setting = self.settings[index]
-        cost, chain = self.prices.chains(setting)[alternative]
+        cost, chain = self.prices.chain(setting, alternative)
         found = stages.solve(
             columns.build(chain, setting),
             self.limit,
@@ -220,10 +266,10 @@ class BestFirst:
             old = known.get(setting.mesh)
             if setting.mesh == self.best.mesh or (old and old.step_seconds <= entry.bound):
                 continue
-            if entry.alternative < 0:
+            if entry.stage is not Stage.PRICED:
                 waits += not self.prices.known(setting)
                 if waits <= OTHER_WAITS or self.prices.known(setting):
-                    self._expand(entry.index)
+                    self._expand(entry)
                 continue
             solves += 1
             cutoff = old.step_seconds if old else float("inf")

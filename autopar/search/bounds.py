@@ -7,11 +7,12 @@ of cuts and recomputation, and stay valid when the prices themselves are lower b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from autopar.block_cost import BlockCost
 from autopar.cost import memory
 from autopar.cost.setting import Setting
-from autopar.cost.step import block_times
+from autopar.cost.step import BlockTimes, block_times, dp_collectives, exposed
 from autopar.search.columns import Chain, Ints
 
 
@@ -23,14 +24,47 @@ class Bound:
     peak: int
 
 
-def bound(chain: Chain, setting: Setting) -> Bound:
-    """The optimistic price of `setting` for a model with these blocks."""
-    return Bound(_seconds(chain, setting), _peak(chain, setting))
+def bound(chain: Chain, setting: Setting, *, sums: bool = False) -> Bound:
+    """The optimistic price of `setting` for a model with these blocks.
+
+    `sums`: only the sum of forward and backward is known of a block, not how it divides.
+    """
+    return Bound(_seconds(chain, setting, sums), _peak(chain, setting))
 
 
-def _seconds(chain: Chain, setting: Setting) -> float:
+def _sum_times(block: BlockCost, setting: Setting) -> BlockTimes:
+    """Lower bounds of `block_times` over all divisions of the block's seconds.
+
+    What n1 seconds of communication add to h1 seconds of compute is n1 less a share of
+    min(n1, h1), so n1 behind h1 and n2 behind h2 add no less than n1 + n2 behind h1 + h2.
+    """
+    gather, reduce = dp_collectives(block, setting)
+    kept = end = 0.0
+    if setting.mesh.dp > 1:
+        both = gather + reduce
+        if setting.zero == 3:
+            kept = _exposed(gather, both, block.seconds, setting)
+        elif setting.zero == 2:
+            kept = _exposed(0.0, reduce, block.seconds, setting)
+            end = _exposed(gather, 0.0, block.seconds, setting)
+        else:
+            end = _exposed(gather if setting.zero else 0.0, reduce, block.seconds, setting)
+    known = block_times(block, setting)
+    return replace(known, dp_kept=kept, first_gather=0.0, end_dp=end, end_first=0.0)
+
+
+def _exposed(gathers: float, gradients: float, hiding: float, setting: Setting) -> float:
+    """What stays exposed of both kinds of communication together behind `hiding` seconds."""
+    practice = setting.practice
+    hidden = (gathers if practice.overlap_gathers else 0.0) + (
+        gradients if practice.overlap_gradients else 0.0
+    )
+    return gathers + gradients - hidden + exposed(hidden, hiding)
+
+
+def _seconds(chain: Chain, setting: Setting, sums: bool) -> float:
     pp, m = setting.mesh.pp, setting.microbatches
-    times = [block_times(b, setting) for b in chain.distinct]
+    times = [(_sum_times if sums else block_times)(b, setting) for b in chain.distinct]
     kept = chain.seconds(times, lambda t: t.kept)
     sends = chain.seconds(times, lambda t: t.send)
     first = chain.seconds(times, lambda t: t.first_gather)

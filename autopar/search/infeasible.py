@@ -94,18 +94,19 @@ def smallest_memory(
         if best is not None and least >= best:
             break
         setting = settings[index]
-        for number, (_, chain) in enumerate(prices.chains(setting)):
-            if alternative < 0:
-                floor = max(least, bound(chain, setting).peak)
+        if alternative < 0:
+            for number in prices.alternatives(setting):
+                floor = max(least, bound(prices.chain(setting, number)[1], setting).peak)
                 heapq.heappush(queue, (floor, zero, index, number))
-            elif alternative == number:
-                peak = least_peak(columns.build(chain, setting), recompute, starts)
-                if peak is not None and (best is None or peak < best):
-                    best, where = peak, (index, number)
+            continue
+        _, chain = prices.chain(setting, alternative)
+        peak = least_peak(columns.build(chain, setting), recompute, starts)
+        if peak is not None and (best is None or peak < best):
+            best, where = peak, (index, alternative)
     if best is None or where is None:
         return None
     setting = settings[where[0]]
-    cost, chain = prices.chains(setting)[where[1]]
+    cost, chain = prices.chain(setting, where[1])
     found = stages.solve(columns.build(chain, setting), best, recompute=recompute, starts=starts)
     if found is None:
         return None

@@ -68,7 +68,8 @@ class _Scorer:
                 if floor > self.limit:
                     least = floor if least is None else min(least, floor)
                     continue
-                for choice in self._forms(setting):
+                cutoff = best.step_seconds if best else float("inf")
+                for choice in self._forms(setting, cutoff):
                     peak = max(choice.peaks)
                     least = peak if least is None else min(least, peak)
                     faster = best is None or choice.step_seconds < best.step_seconds
@@ -97,8 +98,13 @@ class _Scorer:
                     self.options.optimizer,
                 )
 
-    def _forms(self, setting: Setting) -> Iterator[Choice]:
-        for cost, _ in self.prices.every(setting):
+    def _forms(self, setting: Setting, cutoff: float) -> Iterator[Choice]:
+        """Every placement, with and without recomputation, that may take less than `cutoff`."""
+        for number in self.prices.every(setting):
+            sketch = self.prices.sketch(setting, number)
+            if bound(sketch, setting, sums=True).seconds >= cutoff:
+                continue
+            cost, _ = self.prices.chain(setting, number)
             for full in (False, True):
                 yield _even(setting, cost, full=full)
 

@@ -13,7 +13,7 @@ from autopar.cluster import Cluster
 from autopar.cost.evaluate import Evaluation, evaluate_setting
 from autopar.cost.reserved import Footprint, footprint
 from autopar.errors import UsageError
-from autopar.passes.analysis.strategies import Axis
+from autopar.passes.analysis.block_problem import Axis
 from autopar.placement import Placement
 from autopar.plan_document import StagePlan
 from autopar.program import Program
@@ -116,11 +116,12 @@ class Evaluator:
                 )
             if boundary != "R" and c.sequence % tp:
                 return None
-            found = costs.chains(tp, c.microbatch)
-            if not found:
+            alternatives = costs.alternatives(tp, c.microbatch)
+            if not alternatives:
                 return None
+            found = alternatives[0].price()
             plain = not policy and not (c.regathers and tp > 1) and not c.host_layer_seconds
-            self._chains[key] = found[0] if plain else _adjusted(found[0], costs, c)
+            self._chains[key] = found if plain else _adjusted(found, costs, c)
         return self._chains[key]
 
     def _model_costs(self, c: Configuration, boundary: str) -> ModelCosts:

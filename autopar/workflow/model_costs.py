@@ -1,50 +1,39 @@
 """What the search asks about a model: prices of all blocks for a tp degree and micro-batch size.
 
 `ModelCosts` joins the passes and the placement search: for every distinct block it builds the
-placement problem, has it solved, rewrites a copy of the block as the solution says, and prices the
-rewritten graph. The two prices must agree: that is asserted for every block.
+placement problem and has it solved. A solution that the outer search wants to know more about is
+carried out on a copy of the block, and the rewritten graph is priced. The two prices must agree:
+that is asserted for every block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache, partial
 
 from torch import fx
 
-from autopar.block_cost import BlockCost, ChainCost
+from autopar.block_cost import Alternative, BlockCost, ChainCost
 from autopar.cluster import Cluster
-from autopar.cost.op_cost import op_cost
-from autopar.errors import InfeasibleError
-from autopar.op_call import Bindings, types_of
+from autopar.op_call import Operand, types_of
 from autopar.parts import Parts, Slot
 from autopar.passes.analysis.block_costs import block_cost
+from autopar.passes.analysis.block_problem import Axis
 from autopar.passes.analysis.blocks import analyse_blocks
 from autopar.passes.analysis.coupled_samples import coupling_op
-from autopar.passes.analysis.fusion import annotate_fusion
 from autopar.passes.analysis.loss_form import loss_form
-from autopar.passes.analysis.strategies import (
-    Axis,
-    build_problem,
-    candidates,
-    local_call,
-    searched,
-    source_names,
-)
 from autopar.passes.pass_manager import run_passes
 from autopar.passes.pipeline import front_pipeline
-from autopar.passes.rewrite.cut_blocks import cut_block
 from autopar.passes.rewrite.insert_collectives import insert_collectives
 from autopar.passes.rewrite.localize_shapes import localize_shapes
-from autopar.passes.rewrite.place import PARAMETER, place, relative
+from autopar.passes.rewrite.place import place
 from autopar.placement import Placement, Replicate, Shard
-from autopar.placement_problem import Problem
 from autopar.program import Program, copy_graph, module_path, user_line
-from autopar.search.placements import Model
+from autopar.workflow.block_kinds import BlockKinds, Kind
+from autopar.workflow.placed_blocks import PlacedBlocks, placed_blocks
 
-# Seconds per byte at which memory is traded for time: points of the placement frontier.
-# 1e-12: a GiB for a millisecond of every micro-batch; 1e-10: a GiB for a tenth of a second.
-PRICES = (0.0, 1e-12, 1e-10)
+_PRODUCTS = frozenset({"linear", "addmm", "mm", "matmul", "bmm", "embedding"})
 
 
 def prepare(program: Program, sizes: dict[str, int]) -> Program:
@@ -63,23 +52,6 @@ def _why_whole(program: Program) -> str:
     if (op := coupling_op(program)) is None:
         return ""
     return f"samples depend on each other in {op.name} ({user_line(op) or module_path(op)})"
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """A distinct block as a static graph for one micro-batch size."""
-
-    graph: fx.GraphModule
-    slots: tuple[Slot, ...]
-
-
-@dataclass(frozen=True)
-class _GroupModel:
-    """The placement problem of kinds that share parameters, and its integer program."""
-
-    parts: list[tuple[str, fx.GraphModule, tuple[Slot, ...]]]
-    problem: Problem
-    model: Model
 
 
 class ModelCosts:
@@ -107,22 +79,19 @@ class ModelCosts:
         self.pinned_boundary = boundary
         self.split_weights = split_weights
         self.blocks = analyse_blocks(program)
+        self.kinds = BlockKinds(program, self.blocks, sizes, cluster)
         self.block_names = tuple(b.name for b in self.blocks.chain)
         self.notes: dict[str, None] = {}
         self.unknown: dict[str, None] = {}
-        self.tied = self._tied()
-        self._kinds: dict[int, dict[str, _Kind]] = {}
-        self._chains: dict[tuple[int, int], list[ChainCost]] = {}
+        self.tied = self.kinds.tied()
+        self._alternatives: dict[tuple[int, int], tuple[Alternative, ...]] = {}
         self._optimistic: dict[tuple[int, int], ChainCost] = {}
 
     def tp_degrees(self, limit: int) -> list[int]:
         """Degrees up to `limit` at which at least one matrix product of the model can be split."""
-        degrees = [1]
-        sizes = self._kinds_for(self.sizes["batch"])
-        for degree in range(2, limit + 1):
-            if any(self._splits(kind, degree) for kind in sizes.values()):
-                degrees.append(degree)
-        return degrees
+        kinds = self.kinds.at(self.sizes["batch"]).values()
+        sizes = {size for kind in kinds for size in _product_sizes(kind)}
+        return [d for d in range(1, limit + 1) if d == 1 or any(not s % d for s in sizes)]
 
     def microbatch_sizes(self, most: int) -> list[int]:
         """Sizes that the captured program allows: any when the batch is symbolic, else the
@@ -131,37 +100,38 @@ class ModelCosts:
             return list(range(1, most + 1))
         return [self.sizes["batch"]] if self.sizes["batch"] <= most else []
 
-    def chains(self, tp: int, microbatch: int) -> list[ChainCost]:
-        """One alternative per boundary placement and point of the time-memory frontier."""
-        import autopar.runtime.collectives  # noqa: F401 - registers the ops that the passes insert
-
+    def alternatives(self, tp: int, microbatch: int) -> tuple[Alternative, ...]:
+        """One per boundary placement and point of the time-memory frontier."""
         key = (tp, microbatch)
-        if key not in self._chains:
+        if key not in self._alternatives:
             if tp == 1:
-                found = [self._chain({}, Replicate, 1, microbatch, "whole")]
+                whole = self._chain({}, Replicate, 1, microbatch, "whole")
+                found = [Alternative(whole.boundary, whole, lambda: whole)]
             else:
-                found = list(self._alternatives(tp, microbatch, self.split_weights))
+                found = self._placed(tp, microbatch, self.split_weights)
                 if not found and self.split_weights:
                     self.notes[f"tp={tp}: not every weight can be split, some are whole"] = None
-                    found = list(self._alternatives(tp, microbatch, False))
-            self._chains[key] = found
-        return self._chains[key]
+                    found = self._placed(tp, microbatch, False)
+            self._alternatives[key] = tuple(found)
+        return self._alternatives[key]
+
+    def whole(self, microbatch: int) -> ChainCost:
+        """The model on one rank, nothing split."""
+        return self.alternatives(1, microbatch)[0].least
 
     def optimistic(self, tp: int, microbatch: int) -> ChainCost:
         """Every op with its fastest strategy and no communication; a tp-th part of all memory."""
         key = (tp, microbatch)
         if key not in self._optimistic:
-            kinds = self._kinds_for(microbatch)
-            whole = self.chains(1, microbatch)[0]
-            by_kind = {b.kind: b for b in whole.blocks}
+            kinds = self.kinds.at(microbatch)
+            by_kind = {b.kind: b for b in self.whole(microbatch).blocks}
             found = {k: self._bound(by_kind[k], kinds[k], tp) for k in kinds}
-            blocks = tuple(replace(found[b.kind], name=b.name) for b in self.blocks.chain)
-            self._optimistic[key] = ChainCost("", "bound", blocks)
+            self._optimistic[key] = self._along_chain("", "bound", found)
         return self._optimistic[key]
 
     def flops_per_sample(self, microbatch: int) -> float:
         """Forward and backward of the whole model, nothing split and nothing recomputed."""
-        return sum(b.flops for b in self.chains(1, microbatch)[0].blocks) / microbatch
+        return sum(b.flops for b in self.whole(microbatch).blocks) / microbatch
 
     def all_notes(self) -> tuple[str, ...]:
         """What the search left out, and ops without a rule (they are replicated)."""
@@ -178,19 +148,21 @@ class ModelCosts:
         return (*found, *self.program.notes, *self.notes)
 
     def placed_graph(
-        self, kind: str, tp: int, microbatch: int, chosen: dict[str, str], boundary: Placement
+        self, kind: str, tp: int, microbatch: int, chosen: Mapping[str, str], boundary: Placement
     ) -> tuple[fx.GraphModule, tuple[Slot, ...]]:
         """A copy of a distinct block, rewritten for placements: what one rank runs."""
-        found = self._kinds_for(microbatch)[kind]
+        found = self.kinds.at(microbatch)[kind]
         graph = copy_graph(found.graph)
-        place(kind, graph, found.slots, chosen, boundary, tp)
+        place(kind, graph, found.slots, chosen, boundary, tp, found.over(tp))
         if tp > 1:
+            import autopar.runtime.collectives  # noqa: F401 - registers the ops that are inserted
+
             insert_collectives(graph, boundary, tp)
         localize_shapes(graph, tp)
         return graph, found.slots
 
     def price(
-        self, kind: str, tp: int, microbatch: int, chosen: dict[str, str], boundary: Placement
+        self, kind: str, tp: int, microbatch: int, chosen: Mapping[str, str], boundary: Placement
     ) -> BlockCost:
         """Price of one distinct block under given placements, from its rewritten graph."""
         graph, slots = self.placed_graph(kind, tp, microbatch, chosen, boundary)
@@ -199,141 +171,58 @@ class ModelCosts:
     def _axis(self, tp: int) -> Axis:
         return Axis(tp, 1, self.cluster)
 
-    def _kinds_for(self, microbatch: int) -> dict[str, _Kind]:
-        if microbatch not in self._kinds:
-            bindings = Bindings(self.program.symbols, {**self.sizes, "batch": microbatch})
-            self._kinds[microbatch] = {
-                kind: _Kind(*cut_block(self.program, self.blocks.block(kind), bindings))
-                for kind in self.blocks.kinds
-            }
-            if self.cluster.device.execution == "compile":
-                annotate_fusion(*(k.graph for k in self._kinds[microbatch].values()))
-        return self._kinds[microbatch]
-
-    def _tied(self) -> set[str]:
-        """Parameters that more than one block holds."""
-        seen: dict[str, str] = {}
-        tied = set()
-        items = {i.name: i.target for i in self.program.inputs}
-        for block in self.blocks.chain:
-            for name in block.parameters:
-                if seen.setdefault(items[name], block.name) != block.name:
-                    tied.add(items[name])
-        return tied
-
-    def _splits(self, kind: _Kind, degree: int) -> bool:
-        for node in kind.graph.graph.nodes:
-            if node.op == "call_function" and getattr(node.target, "_opname", "") in (
-                "linear",
-                "addmm",
-                "mm",
-                "matmul",
-                "bmm",
-                "embedding",
-            ):
-                value = node.args[1 if node.target._opname in ("linear", "embedding") else 0]
-                shape = value.meta["val"].shape if isinstance(value, fx.Node) else ()
-                if any(size % degree == 0 and size >= degree for size in shape):
-                    return True
-        return False
-
     def _boundaries(self, tp: int, microbatch: int) -> list[Placement]:
         """Placements that every value between blocks can take: whole, or split along dim 1."""
         if self.pinned_boundary is not None:
             return [Placement.parse(self.pinned_boundary)]
-        bindings = Bindings(self.program.symbols, {**self.sizes, "batch": microbatch})
-        found = [Replicate]
-        crossing = [
-            types_of(n, bindings)[0]
-            for i in range(len(self.blocks.chain) - 1)
-            for n in self.blocks.crossing(i)
-        ]
+        bindings = self.kinds.bindings(microbatch)
+        crossing = [types_of(n, bindings)[0] for n in self.blocks.crossing_any]
         shapes = {t.shape for t in crossing if t.requires_grad}
-        if shapes and all(len(s) > 1 and s[1] % tp == 0 and s[1] >= tp for s in shapes):
-            found.append(Shard(1))
-        elif shapes:
-            self.notes[
-                f"tp={tp}: no sequence parallelism, dim 1 of {sorted(shapes)[0]} does not divide"
-            ] = None
+        if not shapes:
+            return [Replicate]
+        if all(len(s) > 1 and s[1] % tp == 0 and s[1] >= tp for s in shapes):
+            return [Replicate, Shard(1)]
+        self.notes[
+            f"tp={tp}: no sequence parallelism, dim 1 of {sorted(shapes)[0]} does not divide"
+        ] = None
+        return [Replicate]
+
+    def _placed(self, tp: int, microbatch: int, split: bool) -> list[Alternative]:
+        """The placements of the search, each to be rewritten and priced when it is asked for."""
+        kinds = self.kinds.at(microbatch)
+        self._note_heads(kinds, tp)
+        floor = {b.kind: b for b in self.optimistic(tp, microbatch).blocks}
+        found = []
+        for boundary in self._boundaries(tp, microbatch):
+            for placed in placed_blocks(
+                kinds,
+                self.kinds.groups(),
+                self._axis(tp),
+                boundary,
+                self.state_bytes,
+                split_weights=split,
+            ):
+                least = {k: _only_seconds(floor[k], placed.seconds[k]) for k in kinds}
+                chain = self._along_chain(str(boundary), placed.label, least)
+                price = cache(partial(self._priced, placed, tp, microbatch))
+                found.append(Alternative(str(boundary), chain, price))
         return found
 
-    def _alternatives(self, tp: int, microbatch: int, split: bool) -> Iterable[ChainCost]:
-        kinds = self._kinds_for(microbatch)
-        self._note_heads(kinds, tp)
-        seen = set()
-        for boundary in self._boundaries(tp, microbatch):
-            models = [self._model(group, kinds, tp, boundary, split) for group in self._groups()]
-            for price in PRICES:
-                placements: dict[str, dict[str, str]] = {}
-                expected: dict[str, float] = {}
-                try:
-                    for model in models:
-                        self._solve(model, price, placements, expected)
-                except InfeasibleError:
-                    break
-                text = repr((str(boundary), placements))
-                if text in seen:
-                    continue
-                seen.add(text)
-                label = f"boundary {boundary}, memory at {price:g} s/B"
-                chain = self._chain(placements, boundary, tp, microbatch, label)
-                self._assert_agree(chain, expected)
-                yield chain
-
-    def _groups(self) -> list[list[str]]:
-        """Kinds that share parameters are solved together."""
-        items = {i.name: i.target for i in self.program.inputs}
-        groups: list[tuple[set[str], list[str]]] = []
-        for kind in self.blocks.kinds:
-            names = {items[n] for n in self.blocks.block(kind).parameters}
-            for shared, group in groups:
-                if shared & names:
-                    shared |= names
-                    group.append(kind)
-                    break
-            else:
-                groups.append((names, [kind]))
-        return [group for _, group in groups]
-
-    def _model(
-        self, group: list[str], kinds: dict[str, _Kind], tp: int, boundary: Placement, split: bool
-    ) -> _GroupModel:
-        parts = [(k, kinds[k].graph, kinds[k].slots) for k in group]
-        problem = build_problem(
-            parts, self._axis(tp), boundary, self.state_bytes, split_weights=split
-        )
-        return _GroupModel(parts, problem, Model(problem))
-
-    def _solve(
-        self,
-        model: _GroupModel,
-        price: float,
-        placements: dict[str, dict[str, str]],
-        expected: dict[str, float],
-    ) -> None:
-        found = model.model.solve(price)
-        late = sum(
-            next(c.seconds for c in op.choices if c.name == found.choice[op.name])
-            for op in model.problem.ops
-            if op.name in model.problem.stored
-        )
-        expected["+".join(k for k, _, _ in model.parts)] = found.seconds - late
-        for kind, graph, slots in model.parts:
-            names = source_names(kind, graph, slots)
-            chosen: dict[str, str] = {}
-            placeholders = graph.graph.find_nodes(op="placeholder")
-            for node, slot in zip(placeholders, slots, strict=True):
-                if slot.kind == "parameter":
-                    chosen[PARAMETER + relative(slot.name, kind)] = found.choice[names[node.name]]
-            for node in graph.graph.nodes:
-                if node.op == "call_function":
-                    local = names[node.name].split("|", 1)[1]
-                    chosen[local] = found.choice[names[node.name]]
-            placements[kind] = chosen
+    def _priced(self, placed: PlacedBlocks, tp: int, microbatch: int) -> ChainCost:
+        """The full price; the placement search's objective must be that of the graph that runs."""
+        chain = self._chain(placed.placements, placed.boundary, tp, microbatch, placed.label)
+        for block in {b.kind: b for b in chain.blocks}.values():
+            seconds = placed.seconds[block.kind]
+            if abs(block.seconds - seconds) > 1e-9 * max(block.seconds, seconds):
+                raise AssertionError(
+                    f"placement search says {seconds:.12g} s for {block.kind}, "
+                    f"its graph costs {block.seconds:.12g} s"
+                )
+        return chain
 
     def _chain(
         self,
-        placements: dict[str, dict[str, str]],
+        placements: Mapping[str, Mapping[str, str]],
         boundary: Placement,
         tp: int,
         microbatch: int,
@@ -343,23 +232,22 @@ class ModelCosts:
             k: self.price(k, tp, microbatch, placements.get(k, {}), boundary)
             for k in self.blocks.kinds
         }
-        blocks = tuple(replace(priced[b.kind], name=b.name) for b in self.blocks.chain)
-        return ChainCost(str(boundary), label, blocks, placements)
+        return self._along_chain(str(boundary), label, priced, placements)
 
-    def _assert_agree(self, chain: ChainCost, expected: dict[str, float]) -> None:
-        """The placement search's objective is the price of the graph that will run."""
-        priced = {b.kind: b for b in chain.blocks}
-        for group, seconds in expected.items():
-            graph = sum(priced[k].seconds for k in group.split("+"))
-            if abs(graph - seconds) > 1e-9 * max(graph, seconds):
-                raise AssertionError(
-                    f"placement search says {seconds:.12g} s for {group}, "
-                    f"its graph costs {graph:.12g} s"
-                )
+    def _along_chain(
+        self,
+        boundary: str,
+        label: str,
+        by_kind: Mapping[str, BlockCost],
+        placements: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> ChainCost:
+        """The cost of every block of the model from that of its kind."""
+        blocks = tuple(replace(by_kind[b.kind], name=b.name) for b in self.blocks.chain)
+        return ChainCost(boundary, label, blocks, placements or {})
 
-    def _note_heads(self, kinds: dict[str, _Kind], tp: int) -> None:
+    def _note_heads(self, kinds: Mapping[str, Kind], tp: int) -> None:
         for name, kind in kinds.items():
-            found = candidates(kind.graph, tp)
+            found = kind.over(tp)
             for unknown in found.unknown:
                 self.unknown[unknown] = None
             for node, call in found.calls.items():
@@ -371,14 +259,11 @@ class ModelCosts:
                         f"{heads[1]} key heads do not divide by {tp}"
                     ] = None
 
-    def _bound(self, whole: BlockCost, kind: _Kind, tp: int) -> BlockCost:
+    def _bound(self, whole: BlockCost, kind: Kind, tp: int) -> BlockCost:
         forward = backward = 0.0
-        found = candidates(kind.graph, tp)
-        for node, call in found.calls.items():
-            prices = [
-                op_cost(local_call(call, s, tp), found.flops[node] * s.share, self.cluster.device)
-                for s in searched(call, found.strategies[node])
-            ]
+        found = kind.over(tp)
+        for node in found.calls:
+            prices = [p.cost for p in found.prices(node, self.cluster.device)]
             forward += min(p.forward_seconds for p in prices)
             backward += min(p.backward_seconds for p in prices)
         return replace(
@@ -397,3 +282,19 @@ class ModelCosts:
             parameter_reduce_seconds=0.0,
             tied_parameters=whole.tied_parameters // tp,
         )
+
+
+def _only_seconds(floor: BlockCost, seconds: float) -> BlockCost:
+    """`floor` with all its time as one sum."""
+    return replace(floor, forward_compute=seconds, backward_compute=0.0)
+
+
+def _product_sizes(kind: Kind) -> set[int]:
+    """Sizes of the dims of every weight or second factor of a matrix product or lookup."""
+    found: set[int] = set()
+    for call, _, _ in kind.calls.values():
+        if call.op_name in _PRODUCTS and len(call.args) > 1:
+            factor = call.args[1 if call.op_name in ("linear", "embedding") else 0]
+            if isinstance(factor, Operand):
+                found.update(call.types[factor.index].shape)
+    return found

@@ -8,8 +8,8 @@ from autopar.cluster import Cluster
 from autopar.op_call import STATIC, op_call
 from autopar.parts import Parts, Slot
 from autopar.passes.analysis.block_memory import block_memory
+from autopar.passes.analysis.block_problem import Axis
 from autopar.passes.analysis.roofline import roofline
-from autopar.passes.analysis.strategies import Axis
 from autopar.program import module_path, tensors_of
 from autopar.report.block_picture import BlockPicture, EdgePicture, OpPicture
 

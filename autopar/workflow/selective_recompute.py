@@ -17,8 +17,8 @@ from autopar.cost.op_cost import CONTRACTIONS, is_view
 from autopar.op_call import STATIC, op_call
 from autopar.parts import Slot
 from autopar.passes.analysis.block_memory import block_memory
+from autopar.passes.analysis.block_problem import Axis
 from autopar.passes.analysis.roofline import roofline
-from autopar.passes.analysis.strategies import Axis
 from autopar.program import tensors_of
 
 SELECTIVE = ("core", "products")

@@ -12,8 +12,8 @@ from autopar.block_cost import BlockCost
 from autopar.cost.collective import collective_time
 from autopar.parts import Slot
 from autopar.passes.analysis.block_memory import block_memory
+from autopar.passes.analysis.block_problem import Axis
 from autopar.passes.analysis.roofline import COMMUNICATION, roofline
-from autopar.passes.analysis.strategies import Axis
 from autopar.program import outputs_of
 
 

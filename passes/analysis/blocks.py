@@ -60,6 +60,12 @@ class Blocks:
     def block(self, name: str) -> Block:
         return next(b for b in self.chain if b.name == name)
 
+    @property
+    def crossing_any(self) -> list[fx.Node]:
+        """Values that pass from one block to a later one, in graph order."""
+        last = {n: i for i, b in enumerate(self.chain) for n in b.reads}
+        return [n for i, b in enumerate(self.chain) for n in b.writes if last.get(n, -1) > i]
+
     def crossing(self, after: int) -> list[fx.Node]:
         """Values that pass from block `after` or earlier to later blocks, in graph order."""
         late = {id(n) for b in self.chain[after + 1 :] for n in b.reads}

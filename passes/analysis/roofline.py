@@ -10,8 +10,8 @@ from torch import fx
 from autopar.cost.collective import collective_time
 from autopar.cost.op_cost import OpCost, is_view, op_cost
 from autopar.op_call import STATIC, op_call
+from autopar.passes.analysis.block_problem import Axis
 from autopar.passes.analysis.flops import forward_flops
-from autopar.passes.analysis.strategies import Axis
 from autopar.program import module_path, tensors_of
 
 COMMUNICATION = "communication"

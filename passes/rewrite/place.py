@@ -14,7 +14,7 @@ from torch import fx
 from autopar.errors import PlanError
 from autopar.parts import Parts, Slot
 from autopar.passes.analysis.blocks import local_op_names
-from autopar.passes.analysis.strategies import candidates
+from autopar.passes.analysis.candidates import Candidates, candidates
 from autopar.placement import Placement, Replicate
 
 PARAMETER = "parameter "
@@ -40,12 +40,14 @@ def place(
     chosen: Mapping[str, str],
     boundary: Placement,
     ranks: int,
+    found: Candidates | None = None,
 ) -> None:
     """Annotate one block graph. Ops and parameters that the plan does not name are replicated.
 
-    Raises `PlanError` naming the op for an unknown name or a strategy that is not legal.
+    `found`: the candidates of the graph over `ranks`, if the caller has them already. Raises
+    `PlanError` naming the op for an unknown name or a strategy that is not legal.
     """
-    found = candidates(graph, ranks)
+    found = found or candidates(graph, ranks)
     known = set()
     placeholders = graph.graph.find_nodes(op="placeholder")
     for node, slot in zip(placeholders, slots, strict=True):

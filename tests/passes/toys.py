@@ -13,8 +13,8 @@ from autopar.cluster import Cluster
 from autopar.mesh import Mesh
 from autopar.op_call import Bindings
 from autopar.parts import Parts, Slot
+from autopar.passes.analysis.block_problem import Axis
 from autopar.passes.analysis.blocks import Blocks, analyse_blocks
-from autopar.passes.analysis.strategies import Axis
 from autopar.passes.capture import capture
 from autopar.passes.pass_manager import run_passes
 from autopar.passes.pipeline import front_pipeline

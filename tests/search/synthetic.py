@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 
-from autopar.block_cost import BlockCost, ChainCost
+from autopar.block_cost import Alternative, BlockCost, ChainCost
 from autopar.cluster import Cluster, Device, Link
 from autopar.cost.collective import collective_time
 
@@ -50,6 +50,12 @@ class Provider:
         if tp == 1:
             return [whole]
         return [whole, ChainCost("S(1)", "split", self.blocks(tp, microbatch, split=True))]
+
+    def alternatives(self, tp: int, microbatch: int) -> list[Alternative]:
+        return [
+            Alternative(c.boundary, ChainCost("", "", tuple(map(_sum, c.blocks))), lambda c=c: c)
+            for c in self.chains(tp, microbatch)
+        ]
 
     def optimistic(self, tp: int, microbatch: int) -> ChainCost:
         one, two = (self.blocks(tp, microbatch, split=s) for s in (False, True))
@@ -115,3 +121,15 @@ def _smaller(one: BlockCost, two: BlockCost) -> BlockCost:
         if f.name not in ("name", "kind")
     }
     return replace(one, **least)
+
+
+def _sum(block: BlockCost) -> BlockCost:
+    """Only the sum of the block's seconds."""
+    return replace(
+        block,
+        forward_compute=block.seconds,
+        backward_compute=0.0,
+        forward_comm=0.0,
+        backward_comm=0.0,
+        parameter_reduce_seconds=0.0,
+    )

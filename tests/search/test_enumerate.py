@@ -23,13 +23,16 @@ def try_everything(provider: Provider, options: SearchOptions) -> float | None:
     limit = options.limit(provider.on)
     best = None
     for setting in legal_settings(provider, provider.on, options)[0]:
-        for cost in provider.chains(setting.mesh.tp, setting.microbatch):
+        for known in provider.alternatives(setting.mesh.tp, setting.microbatch):
+            cost = known.price()
             found = stages.solve(columns.build(cost.blocks, setting), limit)
             if found is not None:
                 assert bound(columns.Chain(cost.blocks), setting).seconds <= found.objective * (
                     1 + 1e-12
                 )
                 assert bound(columns.Chain(cost.blocks), setting).peak <= max(found.peaks)
+                sketch = bound(columns.Chain(known.least.blocks), setting, sums=True)
+                assert sketch.seconds <= found.objective * (1 + 1e-12)
                 if best is None or found.objective < best:
                     best = found.objective
     return best

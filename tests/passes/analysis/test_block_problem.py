@@ -1,24 +1,17 @@
-"""Candidates and the placement problem: what is legal, and what it costs."""
+"""The placement problem of a block: what is legal, and what it costs."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from autopar.cost.collective import collective_time
-from autopar.op_call import Bindings
-from autopar.passes.analysis.blocks import analyse_blocks
-from autopar.passes.analysis.strategies import (
+from autopar.passes.analysis.block_problem import (
     build_problem,
-    candidates,
-    local_call,
     move_seconds,
-    searched,
     source_names,
 )
-from autopar.passes.capture import capture
-from autopar.passes.rewrite.cut_blocks import cut_block
+from autopar.passes.analysis.candidates import candidates
 from autopar.placement import Partial, Replicate, ReplicatePartialGrad, Shard
 from autopar.placement_problem import Problem
 from autopar.program import TensorType
@@ -30,52 +23,12 @@ R, RG, P, S = Replicate, ReplicatePartialGrad, Partial, Shard
 def problem(name: str, kind: str, ranks: int = 2, boundary: str = "R", **options: bool) -> Problem:
     graph, slots = toys.block(name, kind)
     return build_problem(
-        [(kind, graph, slots)], toys.axis(ranks), toys.placement(boundary), 4.0, **options
+        [(kind, graph, slots, candidates(graph, ranks))],
+        toys.axis(ranks),
+        toys.placement(boundary),
+        4.0,
+        **options,
     )
-
-
-def test_candidates_cover_every_op_and_name_the_unknown() -> None:
-    graph, _ = toys.block("mlp", "layers.0")
-    text = graph.code
-    found = candidates(graph, 2)
-    assert set(found.strategies) == {"layer_norm", "linear", "gelu", "linear_1", "add"}
-    assert found.unknown == () and graph.code == text
-
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.special.i0(self.inner(x)).sum()
-
-    program = capture(Odd(), {"x": torch.ones(4, 4)})
-    block = next(
-        b for b in analyse_blocks(program).chain if any("special_i0" in n.name for n in b.nodes)
-    )
-    graph, _ = cut_block(program, block, Bindings(program.symbols, program.sizes))
-    found = candidates(graph, 2)
-    assert found.unknown == ("aten.special_i0.default",)
-    assert [s.name for s in found.strategies["special_i0"]] == ["replicate"]
-
-
-def test_a_local_call_has_the_types_of_a_rank() -> None:
-    graph, _ = toys.block("mlp", "layers.0")
-    found = candidates(graph, 2)
-    strategy = next(s for s in found.strategies["linear"] if s.name == "shard n")
-    local = local_call(found.calls["linear"], strategy, 2)
-    assert [t.shape for t in local.types] == [(4, 8, 16), (32, 16), (32,)]
-    assert local.result.shape == (4, 8, 32)
-
-
-def test_a_product_that_can_be_split_is_not_replicated() -> None:
-    graph, _ = toys.block("mlp", "layers.0")
-    found = candidates(graph, 2)
-    for node in ("linear", "linear_1"):
-        names = [s.name for s in searched(found.calls[node], found.strategies[node])]
-        assert names and all(n.startswith("shard") for n in names)
-    legal = found.strategies["gelu"]
-    assert searched(found.calls["gelu"], legal) == legal
 
 
 def test_names_in_the_problem_are_those_of_a_block() -> None:
@@ -87,7 +40,8 @@ def test_names_in_the_problem_are_those_of_a_block() -> None:
 
 
 def test_a_parameter_of_two_blocks_is_stored_once() -> None:
-    parts = [(k, *toys.block("tied", k)) for k in ("embed", "head")]
+    blocks = {k: toys.block("tied", k) for k in ("embed", "head")}
+    parts = [(k, *block, candidates(block[0], 2)) for k, block in blocks.items()]
     made = build_problem(parts, toys.axis(), toys.placement("R"), 4.0)
     assert list(made.stored) == ["parameter embed.weight"]
     uses = [op.name for op in made.ops if op.reads == ("parameter embed.weight",)]

@@ -1,26 +1,26 @@
-"""Sharding candidates: every legal strategy of every op of a block, priced, as a placement
-problem."""
+"""The placement problem of a block: what each strategy, reshard and saved value costs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.cost.collective import collective_time
-from autopar.cost.op_cost import CONTRACTIONS, is_view, op_cost
-from autopar.marks import REPLICATE
-from autopar.op_call import STATIC, OpCall, op_call, types_of
+from autopar.cost.op_cost import is_view
+from autopar.op_call import STATIC, OpCall, types_of
 from autopar.parts import Slot
 from autopar.passes.analysis.blocks import local_op_names
+from autopar.passes.analysis.candidates import Candidates, local_type
 from autopar.passes.analysis.saved_tensors import saved_by
 from autopar.placement import Placement, Replicate, ReplicatePartialGrad, Shard
 from autopar.placement_problem import Choice, OpNode, Problem
 from autopar.program import TensorType, outputs_of
 from autopar.reshard import reshard
-from autopar.rules import rule_for
-from autopar.rules.strategy import Strategy, strategies
+
+_ONCE_A_STEP = 1e-6
 
 
 @dataclass(frozen=True)
@@ -32,50 +32,8 @@ class Axis:
     cluster: Cluster
 
 
-@dataclass(slots=True)
-class Candidates:
-    """Per node of a static block graph: the call, its rule text and its strategies."""
-
-    calls: dict[str, OpCall]
-    strategies: dict[str, list[Strategy]]
-    flops: dict[str, float]
-    unknown: tuple[str, ...]
-
-
-def candidates(graph: fx.GraphModule, ranks: int) -> Candidates:
-    """Strategies of every op of a static graph; ops that no rule covers can only be replicated."""
-    found = Candidates({}, {}, {}, ())
-    unknown: dict[str, None] = {}
-    for node in graph.graph.nodes:
-        if node.op != "call_function":
-            continue
-        call = op_call(node, STATIC)
-        rule = rule_for(call)
-        if rule is None and call.types and call.results:
-            unknown[str(call.target)] = None
-        found.calls[node.name] = call
-        legal = strategies(call, rule, ranks)
-        if node.meta.get(REPLICATE):
-            legal = [s for s in legal if s.name.startswith("replicate")]
-        found.strategies[node.name] = legal
-        found.flops[node.name] = rule.flops if rule else 0.0
-    found.unknown = tuple(unknown)
-    return found
-
-
-def local_call(call: OpCall, strategy: Strategy, ranks: int) -> OpCall:
-    """The call with the types a rank sees under a strategy."""
-    types = tuple(_local(t, p, ranks) for t, p in zip(call.types, strategy.operands, strict=True))
-    results = tuple(_local(t, strategy.result, ranks) for t in call.results)
-    return replace(call, types=types, results=results)
-
-
-def _local(kind: TensorType, placement: Placement, ranks: int) -> TensorType:
-    return replace(kind, shape=placement.local_shape(kind.shape, ranks))
-
-
 def build_problem(
-    parts: list[tuple[str, fx.GraphModule, tuple[Slot, ...]]],
+    parts: Sequence[tuple[str, fx.GraphModule, tuple[Slot, ...], Candidates]],
     axis: Axis,
     boundary: Placement,
     state_bytes: float,
@@ -84,16 +42,16 @@ def build_problem(
 ) -> Problem:
     """One problem for blocks that share parameters (usually a single block).
 
-    `parts`: prefix, graph and slots of each block. `state_bytes`: bytes of parameter, gradient
-    and optimizer state per byte of parameter. Values with gradient cross blocks in `boundary`.
+    `parts`: prefix, graph, slots and candidates of each block. `state_bytes`: bytes of parameter,
+    gradient and optimizer state per byte of parameter. Values with gradient cross blocks in
+    `boundary`.
     `split_weights`: parameters of two and more dims are stored split over the axis where a dim
     divides.
     Every rank doing the same matrix product is no way to use an axis: where a product can be
     split at all, its replicating strategies are left out.
     """
-    problem = Problem()
-    for prefix, graph, slots in parts:
-        found = candidates(graph, axis.ranks)
+    problem, moves = Problem(), _Moves(axis)
+    for prefix, graph, slots, found in parts:
         names = source_names(prefix, graph, slots)
         types: dict[str, TensorType] = {}
         placeholders = graph.graph.find_nodes(op="placeholder")
@@ -113,13 +71,13 @@ def build_problem(
             _add_source(problem, names[node.name], kind, slot, boundary, axis, state_bytes, False)
         for node in graph.graph.nodes:
             if node.op == "call_function":
-                _add_op(problem, names, types, node.name, found, axis)
+                _add_op(problem, names, types, node.name, found, moves)
         for node in outputs_of(graph.graph):
             if names[node.name] in types:
                 kind = types[names[node.name]]
                 target = boundary if kind.requires_grad and kind.shape else Replicate
                 problem.sinks[names[node.name]] = target
-                _add_moves(problem, names[node.name], kind, target, axis, fixed=False)
+                _add_moves(problem, names[node.name], kind, target, moves, fixed=False)
     return problem
 
 
@@ -165,7 +123,7 @@ def _add_source(
         OpNode(name, (), [Choice(str(p), (), p, _late_sum(p, kind, axis)) for p in options])
     )
     for placement in options:
-        problem.sizes[name][placement] = _local(kind, placement, ranks).nbytes
+        problem.sizes[name][placement] = local_type(kind, placement, ranks).nbytes
 
 
 def _add_use(problem: Problem, name: str, parameter: str) -> None:
@@ -180,10 +138,12 @@ def _add_use(problem: Problem, name: str, parameter: str) -> None:
 
 def _late_sum(placement: Placement, kind: TensorType, axis: Axis) -> float:
     """Summing the gradient of an `R*` parameter over the axis: once a step, priced as if the step
-    had one micro-batch (the step model spreads it; here the number is not known yet)."""
+    had one micro-batch (the step model spreads it; here the number is not known yet). A little
+    less, as summing in every micro-batch costs the same otherwise and must not win the tie."""
     if not placement.gradient_is_partial:
         return 0.0
-    return collective_time("all_reduce", kind.nbytes, axis.ranks, axis.stride, axis.cluster)
+    seconds = collective_time("all_reduce", kind.nbytes, axis.ranks, axis.stride, axis.cluster)
+    return (1 - _ONCE_A_STEP) * seconds
 
 
 def _add_op(
@@ -192,17 +152,16 @@ def _add_op(
     types: dict[str, TensorType],
     node: str,
     found: Candidates,
-    axis: Axis,
+    moves: _Moves,
 ) -> None:
+    axis = moves.axis
     call = found.calls[node]
     name = names[node]
     if call.results:
         types[name] = call.results[0]
     saved = saved_by(call)
     choices = []
-    for strategy in searched(call, found.strategies[node]):
-        local = local_call(call, strategy, axis.ranks)
-        price = op_cost(local, found.flops[node] * strategy.share, axis.cluster.device)
+    for strategy, local, price in found.prices(node, axis.cluster.device):
         choices.append(
             Choice(
                 strategy.name,
@@ -215,22 +174,15 @@ def _add_op(
     reads = tuple(names[o] for o in call.operands)
     problem.add(OpNode(name, reads, choices, saved.operands, saved.result))
     for choice in choices:
-        total = sum(_local(t, choice.result, axis.ranks).nbytes for t in call.results)
+        total = sum(local_type(t, choice.result, axis.ranks).nbytes for t in call.results)
         problem.sizes[name][choice.result] = total
     if is_view(call) and reads:
         problem.roots[name] = problem.roots.get(reads[0], reads[0])
     tupled = call.op_name == "getitem"
     for position, value in enumerate(reads):
         kind = call.types[position]
-        for choice in choices:
-            _add_moves(problem, value, kind, choice.operands[position], axis, fixed=tupled)
-
-
-def searched(call: OpCall, legal: list[Strategy]) -> list[Strategy]:
-    """The strategies worth searching: a product that can be split is not replicated."""
-    if call.op_name not in CONTRACTIONS:
-        return legal
-    return [s for s in legal if s.name.startswith("shard")] or legal
+        for target in {c.operands[position]: None for c in choices}:
+            _add_moves(problem, value, kind, target, moves, fixed=tupled)
 
 
 def _share(call: OpCall, local: OpCall) -> float:
@@ -240,13 +192,33 @@ def _share(call: OpCall, local: OpCall) -> float:
     return part / max(whole, 1)
 
 
+class _Moves:
+    """`move_seconds` on one axis; blocks have many values of few types, so each is asked once."""
+
+    def __init__(self, axis: Axis) -> None:
+        self.axis = axis
+        self._known: dict[tuple[Placement, Placement, TensorType], float | None] = {}
+
+    def seconds(self, source: Placement, target: Placement, kind: TensorType) -> float | None:
+        key = (source, target, kind)
+        if key not in self._known:
+            self._known[key] = move_seconds(source, target, kind, self.axis)
+        return self._known[key]
+
+
 def _add_moves(
-    problem: Problem, value: str, kind: TensorType, target: Placement, axis: Axis, *, fixed: bool
+    problem: Problem,
+    value: str,
+    kind: TensorType,
+    target: Placement,
+    moves: _Moves,
+    *,
+    fixed: bool,
 ) -> None:
     """All legal reshards of a value to `target`; `fixed` allows none (one result of several)."""
     sizes = problem.sizes[value]
     if target not in sizes:
-        sizes[target] = _local(kind, target, axis.ranks).nbytes
+        sizes[target] = local_type(kind, target, moves.axis.ranks).nbytes
     for source in problem.results(value):
         if fixed and source != target:
             continue
@@ -256,7 +228,7 @@ def _add_moves(
             and "S" in (source.kind, target.kind)
         ):
             continue  # A parameter is stored as it is used: gathering it is the task of ZeRO.
-        seconds = move_seconds(source, target, kind, axis)
+        seconds = moves.seconds(source, target, kind)
         if seconds is not None:
             problem.moves[value][source, target] = seconds
 

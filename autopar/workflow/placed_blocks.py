@@ -1,0 +1,79 @@
+"""The placements of all distinct blocks that are worth pricing, along the time-memory frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.errors import InfeasibleError
+from autopar.passes.analysis.block_problem import Axis, build_problem, source_names
+from autopar.passes.rewrite.place import PARAMETER, relative
+from autopar.placement import Placement
+from autopar.search.placement_objective import seconds_by_block
+from autopar.search.placements import solve
+from autopar.workflow.block_kinds import Kind
+
+# Seconds per byte at which memory is traded for time: points of the placement frontier.
+# 1e-12: a GiB for a millisecond of every micro-batch; 1e-10: a GiB for a tenth of a second.
+PRICES = (0.0, 1e-12, 1e-10)
+
+
+@dataclass(frozen=True)
+class PlacedBlocks:
+    """One point of the frontier: `placements[kind][op]`, and each kind's seconds, forward and
+    backward with their collectives, as the placement search counts them."""
+
+    boundary: Placement
+    price: float
+    placements: dict[str, dict[str, str]]
+    seconds: dict[str, float]
+
+    @property
+    def label(self) -> str:
+        return f"boundary {self.boundary}, memory at {self.price:g} s/B"
+
+
+def placed_blocks(
+    kinds: Mapping[str, Kind],
+    groups: Sequence[Sequence[str]],
+    axis: Axis,
+    boundary: Placement,
+    state_bytes: float,
+    *,
+    split_weights: bool,
+) -> list[PlacedBlocks]:
+    """The distinct points for one boundary placement; none when no placement is legal.
+
+    `groups`: names of kinds that share parameters and are solved together.
+    """
+    found = [PlacedBlocks(boundary, price, {}, {}) for price in PRICES]
+    for group in groups:
+        parts = [(k, kinds[k].graph, kinds[k].slots, kinds[k].over(axis.ranks)) for k in group]
+        problem = build_problem(parts, axis, boundary, state_bytes, split_weights=split_weights)
+        try:
+            solutions = solve(problem, PRICES)
+        except InfeasibleError:
+            return []
+        for point, solution in zip(found, solutions, strict=True):
+            point.seconds.update(seconds_by_block(problem, solution.choice))
+            for kind in group:
+                point.placements[kind] = _named_in_plan(kinds[kind], solution.choice)
+    distinct: list[PlacedBlocks] = []
+    for point in found:
+        if all(point.placements != other.placements for other in distinct):
+            distinct.append(point)
+    return distinct
+
+
+def _named_in_plan(kind: Kind, choice: Mapping[str, str]) -> dict[str, str]:
+    """The solution by the names that a plan uses: of the block's ops and parameters."""
+    names = source_names(kind.name, kind.graph, kind.slots)
+    chosen: dict[str, str] = {}
+    placeholders = kind.graph.graph.find_nodes(op="placeholder")
+    for node, slot in zip(placeholders, kind.slots, strict=True):
+        if slot.kind == "parameter":
+            chosen[PARAMETER + relative(slot.name, kind.name)] = choice[names[node.name]]
+    for node in kind.graph.graph.nodes:
+        if node.op == "call_function":
+            chosen[names[node.name].split("|", 1)[1]] = choice[names[node.name]]
+    return chosen
