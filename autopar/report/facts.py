@@ -35,6 +35,7 @@ class Facts:
     search: Mapping[str, Any]
     alternatives: tuple[Mapping[str, Any], ...]
     recipes: tuple[Mapping[str, Any], ...]
+    neighbours: tuple[Mapping[str, Any], ...]
 
     @staticmethod
     def of(plan: Plan) -> Facts:
@@ -52,6 +53,7 @@ class Facts:
             p.get("search") or {},
             tuple(p.get("alternatives") or ()),
             tuple(p.get("recipes") or ()),
+            tuple(p.get("neighbours") or ()),
         )
 
     @property

@@ -141,15 +141,28 @@ def proof(plan: Plan) -> str:
     return "; ".join(parts) + "."
 
 
-def neighbours(plan: Plan, most: int = 5) -> list[str]:
-    """Why not the other ones: alternatives of the search, nearest first, then the plain recipes."""
+def others(plan: Plan, most: int = 5) -> list[str]:
+    """Why not the other ones: other mesh shapes, fastest first, then the plain recipes."""
     facts = Facts.of(plan)
     found = []
     for other in facts.alternatives[:most]:
         found.append(f"Not {mesh_text(other.get('mesh', '?'))}: {cost_text(facts, other)}")
     for recipe in facts.recipes:
         found.append(f"Plain {recipe.get('name', '?')}: {cost_text(facts, recipe)}")
-    return [text if text.endswith(".") else text + "." for text in found]
+    return [_sentence(text) for text in found]
+
+
+def neighbours(plan: Plan) -> list[str]:
+    """What each single change of a decision would cost, the cheapest first."""
+    facts = Facts.of(plan)
+    never = float("inf")
+    ranked = sorted(facts.neighbours, key=lambda n: n.get("step_seconds") or never)
+    return [_sentence(f"{n.get('change', '?')}: {cost_text(facts, n)}") for n in ranked]
+
+
+def _sentence(text: str) -> str:
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith(".") else text + "."
 
 
 def cost_text(facts: Facts, other: Mapping[str, Any]) -> str:

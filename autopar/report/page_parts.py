@@ -196,6 +196,7 @@ def _others(facts: Facts) -> str:
     rows = [(f"plain {recipe.get('name', '?')}", "recipe", recipe) for recipe in facts.recipes] + [
         (mesh_text(other.get("mesh", "?")), "searched", other) for other in facts.alternatives
     ]
+    rows += [(str(n.get("change", "?")), "one change", n) for n in facts.neighbours]
     if not rows:
         return "<p class='quiet'>The plan lists no other plans.</p>"
     cells = []

@@ -9,7 +9,7 @@ from autopar.plan_document import Plan
 from autopar.report.block_picture import BlockPicture
 from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts, mesh_text
 from autopar.report.format import count_text, percent_text, plural
-from autopar.report.limits import cost_text, limits, neighbours, proof
+from autopar.report.limits import cost_text, limits, neighbours, others, proof
 from autopar.report.placements import block_words
 from autopar.units import format_bytes, format_seconds
 
@@ -51,9 +51,12 @@ def explain(plan: Plan) -> str:
         return "This plan holds no predictions. Make it with `autopar plan` to have it explained.\n"
     lines = [f"{plan.model} on {plan.cluster}: {headline(plan)}.", "", "What limits it:"]
     lines += [f"  - {sentence}" for sentence in told]
-    others = neighbours(plan)
-    if others:
-        lines += ["", "Why this one:", *(f"  - {sentence}" for sentence in others)]
+    for title, sentences in (
+        ("Why this one:", others(plan)),
+        ("One decision changed, the rest chosen anew:", neighbours(plan)),
+    ):
+        if sentences:
+            lines += ["", title, *(f"  - {sentence}" for sentence in sentences)]
     lines += ["", proof(plan)]
     if plan.notes:
         lines += ["", "Notes:", *(f"  - {note}" for note in plan.notes)]

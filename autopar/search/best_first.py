@@ -47,23 +47,19 @@ class Progress:
 class Prices:
     """The provider's answers, indexed once, and the time spent waiting for them."""
 
-    def __init__(self, provider: CostProvider, boundary: str | None) -> None:
+    def __init__(self, provider: CostProvider) -> None:
         self.provider = provider
-        self.boundary = boundary
         self.seconds = 0.0
         self._alternatives: dict[tuple[int, int], Sequence[Alternative]] = {}
         self._sketches: dict[tuple[int, int], list[columns.Chain]] = {}
         self._chains: dict[tuple[int, int, int], tuple[ChainCost, columns.Chain]] = {}
         self._optimistic: dict[tuple[int, int], columns.Chain] = {}
 
-    def alternatives(self, setting: Setting) -> list[int]:
-        """Numbers of the alternatives of `setting`'s tp degree and micro-batch, as pinned."""
+    def alternatives(self, setting: Setting, boundary: str | None = None) -> list[int]:
+        """Numbers of the alternatives of `setting`'s tp degree and micro-batch: all of them, or
+        those with one placement between blocks."""
         found = self._known(setting)
-        return [i for i, a in enumerate(found) if self.boundary in (None, a.boundary)]
-
-    def every(self, setting: Setting) -> range:
-        """Numbers of all alternatives, whatever is pinned."""
-        return range(len(self._known(setting)))
+        return [i for i, a in enumerate(found) if boundary in (None, a.boundary)]
 
     def _known(self, setting: Setting) -> Sequence[Alternative]:
         key = (setting.mesh.tp, setting.microbatch)
@@ -94,12 +90,12 @@ class Prices:
             self._chains[key] = cost, columns.Chain(cost.blocks)
         return self._chains[key]
 
-    def check_boundary(self) -> None:
+    def check_boundary(self, boundary: str | None) -> None:
         """Raise `UsageError` when no alternative seen has the pinned boundary."""
         seen = sorted({a.boundary for found in self._alternatives.values() for a in found})
-        if self.boundary is not None and seen and self.boundary not in seen:
+        if boundary is not None and seen and boundary not in seen:
             raise UsageError(
-                f"boundary={self.boundary} is not a placement between the blocks of this model",
+                f"boundary={boundary} is not a placement between the blocks of this model",
                 next_step=f"choose one of {', '.join(seen)}",
             )
 
@@ -145,6 +141,7 @@ class BestFirst:
         self.prices, self.settings, self.limit = prices, found, limit
         pins = options.pins
         self.recompute = pins.recompute or "auto"
+        self.boundary = pins.boundary
         self.starts = stage_starts(pins, prices.provider.block_names)
         self.best: Choice | None = None
         self.best_tie: Tie | None = None
@@ -215,7 +212,7 @@ class BestFirst:
         """Learn more about an entry: which alternatives it stands for, or its full price."""
         setting = self.settings[entry.index]
         if entry.stage is Stage.OPTIMISTIC:
-            for number in self.prices.alternatives(setting):
+            for number in self.prices.alternatives(setting, self.boundary):
                 sketch = self.prices.sketch(setting, number)
                 self._push(sketch, entry.index, number, Stage.SKETCHED, entry.bound)
             return

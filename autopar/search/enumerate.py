@@ -17,10 +17,12 @@ from autopar.cost.evaluate import Evaluation, assert_agrees, evaluate
 from autopar.cost.setting import Setting
 from autopar.errors import PassError, UsageError
 from autopar.search.best_first import TIE, BestFirst, Prices, Progress
+from autopar.search.neighbours import neighbours
 from autopar.search.options import SearchOptions, check_pins
 from autopar.search.recipes import recipes
-from autopar.search.result import Choice, RecipeScore, SearchResult
+from autopar.search.result import Choice, Neighbour, RecipeScore, SearchResult
 from autopar.search.space import settings
+from autopar.units import format_seconds
 
 
 def _not_worse(best: Choice, scores: Sequence[RecipeScore], *, proven: bool) -> Choice:
@@ -67,27 +69,30 @@ def search(
 ) -> SearchResult:
     """The fastest plan that fits, with its proof; `status` is `infeasible` when none does.
 
-    `explain=False` skips recipes and alternatives. `infeasible.explain_infeasible` says what would
-    make an impossible request possible. Raises `UsageError` for pins that contradict each other,
-    the model, the cluster or the batch, and `PassError` when the independent evaluation of the plan
-    differs from the objective.
+    `explain=False` skips recipes, alternatives and neighbours. `infeasible.explain_infeasible` says
+    what would make an impossible request possible. Raises `UsageError` for pins that contradict
+    each other, the model, the cluster or the batch, and `PassError` when the independent evaluation
+    of the plan differs from the objective.
     """
     begin = time.perf_counter()
     found, notes = legal_settings(provider, cluster, options)
     limit = options.limit(cluster)
-    state = BestFirst(Prices(provider, options.pins.boundary), found, options, limit)
+    state = BestFirst(Prices(provider), found, options, limit)
     deadline = begin + options.time_limit if options.time_limit is not None else None
     least = state.run(deadline, progress)
     if state.best is None:
-        state.prices.check_boundary()
+        state.prices.check_boundary(options.pins.boundary)
     scores: tuple[RecipeScore, ...] = ()
     if explain and state.best is not None:
         scores = recipes(state.prices, cluster, options, limit)
         if not str(options.pins):
             state.best = _not_worse(state.best, scores, proven=not state.queue_left)
     alternatives = state.other_meshes(options.alternatives) if explain else []
-    seconds = time.perf_counter() - begin
-    return _result(state, least, notes, scores, alternatives, seconds)
+    beside: tuple[Neighbour, ...] = ()
+    if explain and state.best is not None:
+        beside = neighbours(state.prices, state.best, cluster, options, limit)
+    found_in = time.perf_counter() - begin
+    return _result(state, least, notes, scores, alternatives, beside, found_in)
 
 
 def _with_reason(other: Choice, best: Evaluation) -> Choice:
@@ -97,7 +102,9 @@ def _with_reason(other: Choice, best: Evaluation) -> Choice:
     term = max(more, key=lambda t: (more[t], t))
     if more[term] <= TIE * best.step_seconds:
         return other
-    return replace(other, why=f"{more[term]:.3g} s more {term.replace('_', ' ')}")
+    axis, comm, _ = term.partition("_comm")
+    name = f"{axis.upper()} communication" if comm else term
+    return replace(other, why=f"{format_seconds(more[term])} more {name}")
 
 
 def _result(
@@ -106,6 +113,7 @@ def _result(
     notes: list[str],
     scores: tuple[RecipeScore, ...],
     alternatives: Sequence[Choice],
+    beside: Sequence[Neighbour],
     seconds: float,
 ) -> SearchResult:
     """Evaluate the plan by the other route and put the proof together."""
@@ -119,6 +127,9 @@ def _result(
         scores = tuple(
             replace(s, choice=_with_reason(s.choice, evaluation)) if s.choice else s for s in scores
         )
+        beside = [
+            replace(n, choice=_with_reason(n.choice, evaluation)) if n.choice else n for n in beside
+        ]
     meshes = {s.mesh for s in state.settings}
     state.count["considered"] = len(state.settings)
     return SearchResult(
@@ -136,4 +147,5 @@ def _result(
         provider_seconds=state.prices.seconds,
         notes=tuple(notes),
         recipes=scores,
+        neighbours=tuple(beside),
     )

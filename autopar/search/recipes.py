@@ -100,7 +100,7 @@ class _Scorer:
 
     def _forms(self, setting: Setting, cutoff: float) -> Iterator[Choice]:
         """Every placement, with and without recomputation, that may take less than `cutoff`."""
-        for number in self.prices.every(setting):
+        for number in self.prices.alternatives(setting):
             sketch = self.prices.sketch(setting, number)
             if bound(sketch, setting, sums=True).seconds >= cutoff:
                 continue

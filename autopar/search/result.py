@@ -116,6 +116,21 @@ class RecipeScore:
 
 
 @dataclass(frozen=True)
+class Neighbour:
+    """The best plan with one decision changed; `choice` is None when none fits, `reason` says what
+    it would need."""
+
+    change: str
+    fits: bool
+    choice: Choice | None
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        found = self.choice.to_dict() if self.choice else {"why": self.reason}
+        return {"change": self.change, "fits": self.fits, **found}
+
+
+@dataclass(frozen=True)
 class Relaxation:
     """Something that makes an impossible request possible, verified by solving again."""
 
@@ -176,6 +191,7 @@ class SearchResult:
     notes: tuple[str, ...] = ()
     alternatives: tuple[Choice, ...] = ()
     recipes: tuple[RecipeScore, ...] = ()
+    neighbours: tuple[Neighbour, ...] = ()
     infeasible: Infeasible | None = None
     provider_seconds: float = field(default=0.0)
 
@@ -202,4 +218,5 @@ class SearchResult:
             "gap": self.gap,
             "alternatives": [c.to_dict() for c in self.alternatives],
             "recipes": [r.to_dict() for r in self.recipes],
+            "neighbours": [n.to_dict() for n in self.neighbours],
         }

@@ -105,7 +105,7 @@ def _predictions(
 ) -> dict[str, Any]:
     step = choice.step_seconds
     search = result.search_dict()
-    alternatives, recipes = search.pop("alternatives"), search.pop("recipes")
+    others = {name: search.pop(name) for name in ("alternatives", "recipes", "neighbours")}
     search["seconds"] = {**search["seconds"], **seconds}
     dtype = "float32" if choice.precision == "fp32" else "bfloat16"
     peak = cluster.device.flops.get(dtype, cluster.device.flops["float32"])
@@ -119,8 +119,10 @@ def _predictions(
         "memory_per_stage": result.memory_per_stage,
         "time_breakdown": result.time_breakdown,
         "stage_seconds": stage_seconds(choice.chain, choice),
-        "alternatives": [{**a, "mesh": _text(a["mesh"])} for a in alternatives],
-        "recipes": [{**r, "mesh": _text(r["mesh"])} if "mesh" in r else r for r in recipes],
+        **{
+            name: [{**o, "mesh": _text(o["mesh"])} if "mesh" in o else o for o in found]
+            for name, found in others.items()
+        },
         "search": search,
     }
 

@@ -12,8 +12,9 @@ from autopar.cost.setting import Setting
 from autopar.mesh import Mesh
 from autopar.search import columns, stages
 from autopar.search.enumerate import search
-from autopar.search.infeasible import explain, explain_infeasible, infeasible_error, least_peak
+from autopar.search.infeasible import explain, explain_infeasible, infeasible_error
 from autopar.search.options import SearchOptions, parse_pins
+from autopar.search.smallest_memory import least_peak
 from tests.search.synthetic import Provider, cluster
 from tests.search.test_stages import NUMBERS, block, brute_force
 from tests.search.test_stages import cluster as unit_cluster

@@ -1,0 +1,115 @@
+"""The plan's nearest neighbours: one decision changed, everything else kept, evaluated.
+
+Cuts, placements and (but for the two neighbours that are about it) recomputation are chosen anew,
+since they follow from the other decisions: what is reported is the best plan with that one change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from autopar.cluster import Cluster
+from autopar.search.best_first import BestFirst, Prices
+from autopar.search.options import Pins, SearchOptions
+from autopar.search.result import Choice, Neighbour
+from autopar.search.smallest_memory import smallest_memory
+from autopar.search.space import divisors, settings
+from autopar.units import format_bytes
+
+
+@dataclass(frozen=True)
+class _Change:
+    """One decision: what a person calls the change, and the pins that make it."""
+
+    name: str
+    pins: Pins
+
+
+def neighbours(
+    prices: Prices, best: Choice, cluster: Cluster, options: SearchOptions, limit: int
+) -> tuple[Neighbour, ...]:
+    """The best plan for every single change that is legal and that the pins leave open."""
+    degrees = [d for d in prices.provider.tp_degrees(cluster.size) if cluster.size % d == 0]
+    found = []
+    for change in _changes(best, cluster, degrees, len(prices.provider.block_names)):
+        if not _open(options.pins, change.pins):
+            continue
+        pins = replace(options.pins, **_given(change.pins))
+        here = replace(options, pins=pins)
+        legal, _ = settings(prices.provider, cluster, here, degrees)
+        if not legal:
+            continue
+        state = BestFirst(prices, legal, here, limit)
+        state.run(None, None)
+        if state.best is not None:
+            found.append(Neighbour(change.name, True, state.best))
+            continue
+        smallest = smallest_memory(prices, legal, here)
+        if smallest is not None:
+            need = format_bytes(max(smallest.peaks))
+            reason = f"needs {need} of {format_bytes(limit)}"
+            found.append(Neighbour(change.name, False, None, reason))
+    return tuple(found)
+
+
+def _changes(best: Choice, cluster: Cluster, degrees: list[int], blocks: int) -> Iterator[_Change]:
+    mesh = best.mesh
+    kept = Pins(
+        tp=mesh.tp,
+        pp=mesh.pp,
+        zero=best.zero if mesh.dp > 1 else None,
+        microbatch=best.microbatch,
+        schedule=best.schedule if mesh.pp > 1 else None,
+        boundary=best.boundary if mesh.tp > 1 else None,
+    )
+    # What another mesh can't keep follows from it.
+    moved = replace(kept, zero=None, schedule=None, boundary=None)
+    for tp in _beside(degrees, mesh.tp):
+        if cluster.size % (tp * mesh.pp) == 0:
+            yield _Change(f"TP {tp}", replace(moved, tp=tp, zero=_level(best, mesh.pp * tp)))
+    for pp in _beside(divisors(cluster.size // mesh.tp), mesh.pp):
+        if pp <= blocks:
+            pins = replace(moved, pp=pp, zero=_level(best, pp * mesh.tp), boundary=kept.boundary)
+            yield _Change(f"PP {pp}", pins)
+    if mesh.dp > 1:
+        for zero in _beside([0, 1, 2, 3], best.zero):
+            yield _Change(f"ZeRO-{zero}", replace(kept, zero=zero))
+    for size in _beside(
+        [best.microbatch // 2, best.microbatch, 2 * best.microbatch], best.microbatch
+    ):
+        if size:
+            yield _Change(f"micro-batch of {size}", replace(kept, microbatch=size, schedule=None))
+    for recompute in ("none", "full"):
+        if best.recompute_label != recompute:
+            text = "no recomputation" if recompute == "none" else "full recomputation"
+            yield _Change(text, replace(kept, recompute=recompute))
+    if mesh.pp > 1:
+        other = "gpipe" if best.schedule == "1f1b" else "1f1b"
+        yield _Change(f"schedule {other}", replace(kept, schedule=other))
+    if mesh.tp > 1:
+        other = "R" if best.boundary != "R" else "S(1)"
+        text = "no sequence parallelism" if other == "R" else "sequence parallelism"
+        yield _Change(text, replace(kept, boundary=other))
+
+
+def _level(best: Choice, ranks: int) -> int | None:
+    """The ZeRO level of the plan where data parallelism is left to carry it."""
+    return best.zero if best.mesh.dp > 1 and best.setting.cluster.size > ranks else None
+
+
+def _beside(values: list[int], value: int) -> list[int]:
+    """The next smaller and the next larger of `values`."""
+    lower = [v for v in values if v < value]
+    upper = [v for v in values if v > value]
+    return [*lower[-1:], *upper[:1]]
+
+
+def _given(pins: Pins) -> dict[str, Any]:
+    return {f.name: v for f in fields(Pins) if (v := getattr(pins, f.name)) is not None}
+
+
+def _open(pinned: Pins, change: Pins) -> bool:
+    """Whether the change contradicts nothing that is pinned."""
+    return all(getattr(pinned, name) in (None, v) for name, v in _given(change).items())

@@ -1,0 +1,94 @@
+"""Neighbours of a plan: one decision changed, and what is said of each is what a search finds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.search.best_first import TIE
+from autopar.search.enumerate import search
+from autopar.search.options import SearchOptions, parse_pins
+from tests.search.synthetic import Provider, cluster
+
+GIB = 2**30
+PINS = {
+    "TP": "tp={}",
+    "PP": "pp={}",
+    "ZeRO-": "zero={}",
+    "micro-batch of": "microbatch={}",
+    "no recomputation": "recompute=none",
+    "full recomputation": "recompute=full",
+    "schedule": "schedule={}",
+    "no sequence parallelism": "boundary=R",
+    "sequence parallelism": "boundary=S(1)",
+}
+
+
+def pin_of(change: str) -> str:
+    name = max((n for n in PINS if change.startswith(n)), key=len)
+    return PINS[name].format(change.removeprefix(name).strip())
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@given(
+    ranks=st.sampled_from([2, 8, 12]),
+    width=st.sampled_from([512, 4096]),
+    gib=st.floats(1.0, 40.0),
+)
+def test_a_neighbour_is_the_best_plan_with_its_decision(ranks, width, gib):
+    provider = Provider(cluster(ranks), width=width)
+    options = SearchOptions(24, memory_limit=int(gib * GIB))
+    result = search(provider, provider.on, options)
+    if result.choice is None:
+        assert result.neighbours == ()
+        return
+    assert result.neighbours
+    best = result.choice
+    for found in result.neighbours:
+        if not found.fits:
+            assert found.choice is None and "needs" in found.reason
+            continue
+        other = found.choice
+        assert other.step_seconds >= best.step_seconds * (1 - TIE)
+        assert max(other.peaks) <= options.memory_limit
+        pins = (
+            f"tp={other.mesh.tp},pp={other.mesh.pp},zero={other.zero},schedule={other.schedule},"
+            f"microbatch={other.microbatch},boundary={other.boundary}"
+        )
+        if "recomputation" in found.change:
+            pins += f",recompute={other.recompute_label}"
+        same = replace(options, pins=parse_pins(pins))
+        alone = search(provider, provider.on, same, explain=False)
+        assert other.step_seconds == pytest.approx(alone.step_seconds, rel=2 * TIE)
+        one = replace(options, pins=parse_pins(pin_of(found.change)))
+        assert search(provider, provider.on, one, explain=False).step_seconds <= (
+            other.step_seconds * (1 + TIE)
+        )
+
+
+def test_what_does_not_fit_says_what_it_needs():
+    provider = Provider(cluster(8), width=2048)
+    options = SearchOptions(64, memory_limit=3 * GIB)
+    result = search(provider, provider.on, options)
+    needs = {n.change: n.reason for n in result.neighbours if not n.fits}
+    assert set(needs) == {"PP 1", "ZeRO-0", "no recomputation", "schedule gpipe"}
+    best = result.choice
+    kept = f"tp={best.mesh.tp},pp={best.mesh.pp},microbatch={best.microbatch},schedule=1f1b"
+    pins = parse_pins(f"{kept},zero={best.zero},recompute=none")
+    need = float(re.fullmatch(r"needs ([0-9.]+) GiB of 3.0 GiB", needs["no recomputation"])[1])
+    for gib, fits in ((need + 0.05, True), (need - 0.05, False)):
+        limit = replace(options, pins=pins, memory_limit=int(gib * GIB))
+        assert (search(provider, provider.on, limit, explain=False).choice is not None) == fits
+
+
+def test_a_pinned_decision_has_no_neighbours():
+    provider = Provider(cluster(8))
+    result = search(provider, provider.on, SearchOptions(16, pins=parse_pins("tp=2,zero=1")))
+    assert result.neighbours
+    for found in result.neighbours:
+        assert not found.change.startswith(("TP", "ZeRO"))
+        assert found.choice is None or (found.choice.mesh.tp, found.choice.zero) == (2, 1)
