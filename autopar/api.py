@@ -154,8 +154,10 @@ def search_program(
     progress: Callable[[Progress], None] | None = None,
     capture_seconds: float = 0.0,
     recapture: Callable[[str], Program] | None = None,
+    explain: bool = True,
 ) -> Outcome:
-    """`search_plan` from a captured program. `recapture` gives the program of another precision."""
+    """`search_plan` from a captured program. `recapture` gives the program of another precision;
+    `explain=False` finds the plan alone: no other plans, nor what would make one possible."""
     options = SearchOptions(
         global_batch=global_batch_size,
         precision=precision,
@@ -181,15 +183,16 @@ def search_program(
         options = replace(options, pins=without_zero(options.pins, scalar))
     costs = model_costs(program, cluster, sizes, options.pins)
     analysed = time.perf_counter() - start
-    result = search(costs, cluster, options, progress)
+    result = search(costs, cluster, options, progress, explain=explain)
     seconds = {
         "capture": capture_seconds,
         "analyse": analysed + result.provider_seconds,
         "search": result.seconds,
     }
     if result.choice is None:
-        explained = explain_infeasible(result, costs, cluster, options, prices)
-        return Outcome(None, explained, program, seconds)
+        if explain:
+            result = explain_infeasible(result, costs, cluster, options, prices)
+        return Outcome(None, result, program, seconds)
     flops = costs.flops_per_sample(result.choice.microbatch)
     kinds, notes = costs.blocks.kinds, costs.all_notes()
     found = build_plan(

@@ -48,8 +48,20 @@ OptimizerOption = Annotated[str, typer.Option(help="adamw, sgd or sgd-momentum: 
 @app.command()
 def plan(
     model: ModelArgument,
-    cluster: Annotated[str, typer.Option(help="DEVICE:NODESxGPUS, cpu:N, or a TOML file")],
     global_batch: Annotated[int, typer.Option("--global-batch", help="samples per optimizer step")],
+    cluster: Annotated[
+        str | None, typer.Option(help="DEVICE:NODESxGPUS, cpu:N, or a TOML file")
+    ] = None,
+    clusters: Annotated[
+        str | None,
+        typer.Option(help="compare several, e.g. h100:1x8..16x8,a100-80:8x8 (doubling)"),
+    ] = None,
+    price: Annotated[
+        str, typer.Option(help="with --clusters: per GPU-hour by device, e.g. h100=2.5,a100-80=1.3")
+    ] = "",
+    steps: Annotated[
+        int, typer.Option(help="with --clusters: optimizer steps that hours and cost are of")
+    ] = 1000,
     seq: Annotated[
         int | None,
         typer.Option("--seq", help="sequence length (default: the model's, at most 2048)"),
@@ -72,11 +84,12 @@ def plan(
     json: JsonOption = False,
 ) -> None:
     """Find the fastest plan that fits, with its proof."""
-    from autopar.commands.plan import PlanRequest, plan_command
+    from autopar.commands.plan import PlanRequest
+    from autopar.commands.what_if import Comparison, plan_or_compare
 
     request = PlanRequest(
         model,
-        cluster,
+        cluster or "",
         global_batch,
         seq,
         memory_limit,
@@ -86,7 +99,8 @@ def plan(
         time_limit,
         execution,
     )
-    raise typer.Exit(plan_command(request, out, report, as_json=json))
+    several = Comparison(clusters, price, steps) if clusters is not None else None
+    raise typer.Exit(plan_or_compare(request, several, out, report, as_json=json))
 
 
 @app.command()

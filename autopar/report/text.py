@@ -122,7 +122,7 @@ def _joined(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return pieces
 
 
-def _table(*columns: str, title: str = "", right: int = 1) -> Table:
+def plain_table(*columns: str, title: str = "", right: int = 1) -> Table:
     """The first `right` columns are words, the others are numbers."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -144,7 +144,7 @@ def _decisions(plan: Plan) -> Table:
 
 
 def _stages(plan: Plan, facts: Facts) -> Table:
-    table = _table("stage", "blocks", "recomputed", "forward", "backward", right=2)
+    table = plain_table("stage", "blocks", "recomputed", "forward", "backward", right=2)
     for index, stage in enumerate(plan.stages):
         times = facts.stage_seconds[index] if index < len(facts.stage_seconds) else {}
         table.add_row(
@@ -157,7 +157,7 @@ def _stages(plan: Plan, facts: Facts) -> Table:
 
 
 def _memory(facts: Facts) -> Table:
-    table = _table("memory", *(_SHORT.get(k, k) for k in MEMORY_TERMS), "total", "of limit")
+    table = plain_table("memory", *(_SHORT.get(k, k) for k in MEMORY_TERMS), "total", "of limit")
     for index, stage in enumerate(facts.memory_per_stage):
         row = [format_bytes(stage[k]) for k in (*MEMORY_TERMS, "total")]
         limit = facts.memory_limit_bytes
@@ -178,7 +178,7 @@ def span_text(blocks: Sequence[str]) -> str:
 
 
 def _times(facts: Facts) -> Table:
-    table = _table("where the step goes", "time", "share", "")
+    table = plain_table("where the step goes", "time", "share", "")
     table.columns[3].justify = "left"
     for term, words in TIME_TERMS.items():
         seconds, share = facts.time_breakdown[term], facts.share(term)
@@ -189,7 +189,7 @@ def _times(facts: Facts) -> Table:
 
 
 def _placements(plan: Plan, pictures: Sequence[BlockPicture]) -> Table:
-    table = _table("block", "×", "on the tp axis", "ops", right=4)
+    table = plain_table("block", "×", "on the tp axis", "ops", right=4)
     if plan.mesh.tp == 1:
         table.title = "tp is 1: every op is whole"
     for block in block_words(plan, pictures):
@@ -203,7 +203,7 @@ def _placements(plan: Plan, pictures: Sequence[BlockPicture]) -> Table:
 
 
 def _others(facts: Facts) -> Table:
-    table = _table("other plans", "step", "against this plan", right=1)
+    table = plain_table("other plans", "step", "against this plan", right=1)
     table.columns[2].justify = "left"
     others = [(f"plain {r.get('name', '?')}", r) for r in facts.recipes]
     others += [(mesh_text(a.get("mesh", "?")), a) for a in facts.alternatives]
