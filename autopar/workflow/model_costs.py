@@ -16,7 +16,7 @@ from torch import fx
 
 from autopar.block_cost import Alternative, BlockCost, ChainCost
 from autopar.cluster import Cluster
-from autopar.op_call import Operand, types_of
+from autopar.op_call import OpCall, Operand, types_of
 from autopar.parts import Parts, Slot
 from autopar.passes.analysis.block_costs import block_cost
 from autopar.passes.analysis.block_problem import Axis
@@ -253,11 +253,8 @@ class ModelCosts:
             for node, call in found.calls.items():
                 names = {s.name for s in found.strategies[node]}
                 if call.op_name == "scaled_dot_product_attention" and "shard g" not in names:
-                    heads = call.types[0].shape[1], call.types[1].shape[1]
-                    self.notes[
-                        f"tp={tp}: attention of {name} is not split by heads, {heads[0]} query and "
-                        f"{heads[1]} key heads do not divide by {tp}"
-                    ] = None
+                    why = _why_not_by_heads(call, tp)
+                    self.notes[f"tp={tp}: attention of {name} is not split by heads, {why}"] = None
 
     def _bound(self, whole: BlockCost, kind: Kind, tp: int) -> BlockCost:
         forward = backward = 0.0
@@ -298,3 +295,13 @@ def _product_sizes(kind: Kind) -> set[int]:
             if isinstance(factor, Operand):
                 found.update(call.types[factor.index].shape)
     return found
+
+
+def _why_not_by_heads(call: OpCall, tp: int) -> str:
+    """Why attention has no strategy that gives each rank its own heads."""
+    query, key = (call.types[a.index].shape for a in call.args[:2] if isinstance(a, Operand))
+    if len(query) < 4 or len(key) < 4:
+        return f"queries of shape {list(query)} have no dim of heads"
+    if query[-3] % tp or key[-3] % tp:
+        return f"{query[-3]} query and {key[-3]} key heads do not divide by {tp}"
+    return "as one tensor is query, key or value at once, or keys and values don't fit the queries"
