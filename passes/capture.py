@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.export import Dim, ExportedProgram
+from torch.export import Dim
 
 from autopar.inputs import Inputs, flatten_inputs
 from autopar.loss_function import LossFunction
 from autopar.marks import mark_nodes
+from autopar.passes.capture_export import Exported, export
 from autopar.passes.capture_graph import batch_size, program_of
 from autopar.passes.capture_refusal import explain, remember_paths
-from autopar.passes.capture_tracing import Tracing, masks_as_given
 from autopar.passes.capture_twin import (
     meta_twin,
     named_inputs,
     returns_loss,
     without_caches,
 )
+from autopar.passes.compare_batches import resized, with_batch_symbol
 from autopar.program import Program
-
-_TORCH_LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export")
 
 
 def capture(
@@ -38,6 +32,7 @@ def capture(
     name: str = "",
     dtype: torch.dtype | None = None,
     loss_fn: LossFunction | None = None,
+    replay_repeats: bool = True,
 ) -> Program:
     """Capture the forward of `model` in its present mode as one graph that ends in a scalar loss.
 
@@ -45,27 +40,55 @@ def capture(
     nested (dicts, lists, tuples, dataclasses), and tensors that share the size of dim 0 form the
     batch. What is no tensor becomes fixed. `dtype`: compute dtype of the floating parameters
     (buffers keep theirs). `loss_fn`: of a model that returns no loss, see `loss_of`. Batch and
-    sequence become symbols where torch.export allows.
+    sequence become symbols where torch.export allows. `replay_repeats`: trace a repeated layer once
+    where the result is provably the same.
     Raises `CaptureError` naming the module, the user's line and what to do.
     """
     inputs = named_inputs(model, example_inputs)
+
+    def captured(given: Mapping[str, Any], symbols: bool) -> Program:
+        return _captured(model, given, name, dtype, loss_fn, symbols, replay_repeats)
+
+    program = captured(inputs, True)
+    if "batch" in program.symbols:
+        return program
+    rows = program.sizes["batch"]
+    return with_batch_symbol(program, lambda size, s: captured(resized(inputs, rows, size), s))
+
+
+def _captured(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    name: str,
+    dtype: torch.dtype | None,
+    loss_fn: LossFunction | None,
+    symbols: bool,
+    repeats: bool,
+) -> Program:
+    """One capture of a batch as it is given; with `symbols`, of any size where torch allows."""
     tensors, fixed = flatten_inputs(inputs)
     batch_size(tensors)
     twin = meta_twin(model, dtype)
     without_caches(twin)
     remember_paths(twin)
     leaves = returns_loss(twin, inputs, loss_fn)
-    failure: Exception | None = None
-    for dims in _dynamic_candidates(tensors):
-        try:
-            exported, notes = _export(twin, leaves, dims)
-            break
-        except Exception as error:
-            failure = error
-    else:
-        assert failure is not None
-        raise explain(model, failure) from failure
-    program = program_of(exported, model, name or type(model).__name__, tensors, fixed, notes)
+    candidates = _dynamic_candidates(tensors) if symbols else [None]
+    try:
+        found = export(twin, leaves, candidates, repeats=repeats)
+    except Exception as error:
+        raise explain(model, error) from error
+
+    def program_from(found: Exported) -> Program:
+        title = name or type(model).__name__
+        return program_of(found.program, model, title, tensors, fixed, found.notes)
+
+    try:
+        program = program_from(found)
+    except Exception:
+        if not found.replayed:
+            raise
+        # Only a full trace says for sure what can't be captured.
+        program = program_from(export(twin, leaves, candidates, repeats=False))
     mark_nodes(program.graph, model)
     return program
 
@@ -94,30 +117,3 @@ def _dynamic_candidates(tensors: Mapping[str, torch.Tensor]) -> list[Any]:
             candidates.append(dims(True))
         candidates.append(dims(False))
     return [*candidates, None]
-
-
-def _export(
-    model: nn.Module, leaves: list[torch.Tensor], dims: Any
-) -> tuple[ExportedProgram, tuple[str, ...]]:
-    """The exported program and what was assumed on the way."""
-    tracing = Tracing()
-    with _quiet(), masks_as_given(), tracing:
-        exported = torch.export.export(model, tuple(leaves), dynamic_shapes=dims, strict=False)
-    return exported, tuple(tracing.notes)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """What libraries say while a model is traced is about tracing, not about the user's run."""
-    talkative = [logging.getLogger(name) for name in ("transformers", *_TORCH_LOGGERS)]
-    levels = [logger.level for logger in talkative]
-    # Of a trace that fails, torch prints the whole graph.
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore")
-        for logger in talkative:
-            logger.setLevel(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            for logger, level in zip(talkative, levels, strict=True):
-                logger.setLevel(level)

@@ -40,7 +40,8 @@ def prepare(program: Program, sizes: dict[str, int]) -> Program:
     """The front half of the passes: what the search and the back half start from."""
     own = program.with_graph(copy_graph(program.graph_module))
     parts, _ = run_passes(Parts(own, sizes=sizes), front_pipeline())
-    return replace(parts.program, batch_stays_whole=_why_whole(parts.program))
+    whole = parts.program.batch_stays_whole or _why_whole(parts.program)
+    return replace(parts.program, batch_stays_whole=whole)
 
 
 def _why_whole(program: Program) -> str:
@@ -86,6 +87,7 @@ class ModelCosts:
         self.tied = self.kinds.tied()
         self._alternatives: dict[tuple[int, int], tuple[Alternative, ...]] = {}
         self._optimistic: dict[tuple[int, int], ChainCost] = {}
+        self._prices: dict[object, BlockCost] = {}
 
     def tp_degrees(self, limit: int) -> list[int]:
         """Degrees up to `limit` at which at least one matrix product of the model can be split."""
@@ -164,9 +166,13 @@ class ModelCosts:
     def price(
         self, kind: str, tp: int, microbatch: int, chosen: Mapping[str, str], boundary: Placement
     ) -> BlockCost:
-        """Price of one distinct block under given placements, from its rewritten graph."""
-        graph, slots = self.placed_graph(kind, tp, microbatch, chosen, boundary)
-        return block_cost(kind, kind, graph, slots, self._axis(tp), self.tied)
+        """Price of one distinct block under given placements, from its rewritten graph; kept, as
+        points of the frontier often differ in one kind only."""
+        key = (kind, tp, microbatch, boundary, frozenset(chosen.items()))
+        if key not in self._prices:
+            graph, slots = self.placed_graph(kind, tp, microbatch, chosen, boundary)
+            self._prices[key] = block_cost(kind, kind, graph, slots, self._axis(tp), self.tied)
+        return self._prices[key]
 
     def _axis(self, tp: int) -> Axis:
         return Axis(tp, 1, self.cluster)

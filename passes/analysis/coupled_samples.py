@@ -17,20 +17,23 @@ from autopar.errors import AutoparError
 from autopar.op_call import Bindings, OpCall, op_call
 from autopar.passes.analysis.blocks import Blocks, analyse_blocks
 from autopar.passes.analysis.loss_form import loss_tail
-from autopar.passes.analysis.sample_probe import follow
+from autopar.passes.analysis.sample_probe import alike, follow
 from autopar.program import Program, tensors_of
 from autopar.rules import rule_for
 from autopar.rules.language import Rule
 
 # Sizes at which ops are looked at: no other dim is likely to have them.
 SAMPLES, TOKENS = 11, 14
-# The last of them run alone, as a micro-batch is.
-FEWER = 5
+# The last of them run alone, as a micro-batch is. 7 samples are left out: no common width, by which
+# a place (roll by the size of the batch) would be the same for both.
+FEWER = 4
 # What these make is the same wherever it stands in the batch.
 _EVEN = frozenset(
     ["full", "zeros", "ones", "empty", "new_zeros", "new_ones", "new_full", "new_empty"]
     + ["zeros_like", "ones_like", "full_like", "empty_like"]
 )
+# What these read of the batch is the size of their result.
+_SIZED = frozenset(["view", "reshape", "expand", "unflatten", "_unsafe_view"]) | _EVEN
 
 
 def coupling_op(program: Program) -> fx.Node | None:
@@ -42,8 +45,8 @@ def coupling_op(program: Program) -> fx.Node | None:
 
 
 class _Walk:
-    """`at`: values that hold the batch -> the dim whose major part it is. `placed`: values made
-    from nothing whose entries differ by their place in the batch (a range over it)."""
+    """`at`: values that hold the batch -> the dim whose major part it is. `placed`: values
+    without samples whose entries differ by their place in the batch (a range over it)."""
 
     def __init__(self, program: Program) -> None:
         sizes = dict(program.sizes)
@@ -97,18 +100,22 @@ class _Walk:
         sources = node.all_input_nodes
         if node in self.constant:
             return self._note_constant(node)
-        if self._counts_batch(node):
+        if self._counts_batch(node) or (self._reads_batch(node) and not self._as_fewer(node)):
             return False
         if any(n in self.at for n in sources) and not any(n in self.placed for n in sources):
             dim = self._dim(node)
             if dim is not None and dim >= 0:
                 self.at[node] = dim
             return dim is not None
+        if any(n in self.placed for n in sources):
+            return False
         own = self._dim_by_shape(node)
-        # A parameter that is repeated for each sample, or a value without samples.
-        if own is not None:
+        # A parameter that is repeated for each sample, or its rows one by one.
+        if own is not None and alike(node, self.bindings, own, self.samples):
             self.at[node] = own
-        return not any(n in self.placed for n in sources)
+        elif own is not None:
+            self.placed.add(node)
+        return True
 
     def _note_constant(self, node: fx.Node) -> bool:
         """A value made from nothing is the same for every sample, or `placed`; it never mixes."""
@@ -147,6 +154,30 @@ class _Walk:
             if not sizes and number.node.expr.has(symbol):
                 return not _is_range(node)
         return False
+
+    def _reads_batch(self, node: fx.Node) -> bool:
+        """Whether the number of samples is an argument that need not be a size: table[b - 1]."""
+        symbol = self.program.symbols.get("batch")
+        if symbol is None or str(getattr(node.target, "_opname", "")) in _SIZED:
+            return False
+        sizes = [n.meta.get("val") for n in node.all_input_nodes]
+        return any(isinstance(s, torch.SymInt) and s.node.expr.has(symbol) for s in sizes)
+
+    def _as_fewer(self, node: fx.Node) -> bool:
+        """Whether a call gives the last samples the same when they are all there are."""
+        batched = {n: self.at[n] for n in node.all_input_nodes if n in self.at}
+        run = follow([node], batched, [node], self.bindings, self.samples, self.fewer)
+        return run is not None
+
+    def _bounds_batch(self, node: fx.Node) -> bool:
+        """Whether a number that an op reads is made of the batch by steps or bounds (min(b, 5)).
+
+        It may be the same for the sizes at which the op is run, and not for those of the user.
+        """
+        symbol = self.program.symbols.get("batch")
+        sizes = [n.meta.get("val") for n in node.all_input_nodes]
+        exprs = [s.node.expr for s in sizes if isinstance(s, torch.SymInt | torch.SymFloat)]
+        return any(e.has(symbol) and not e.is_polynomial(symbol) for e in exprs)
 
     def _dim(self, node: fx.Node) -> int | None:
         """The batch's dim in the result, -1 where the result does not depend on it; None: mixed."""
@@ -200,6 +231,8 @@ class _Walk:
 
     def _kept_apart(self, region: list[fx.Node]) -> bool:
         """Whether a region does, as a whole; notes where what others read of it holds the batch."""
+        if any(self._bounds_batch(n) for n in region):
+            return False
         inside = set(region)
         results = [
             n

@@ -62,14 +62,15 @@ def loss_tail(program: Program) -> set[fx.Node]:
         node = stack.pop()
         value = node.meta.get("val")
         scalar = isinstance(value, torch.Tensor) and not value.dim()
-        if node.op == "call_function" and node not in found and scalar:
+        joined = _op_name(node) == "stack" and all(_is_scalar(n) for n in node.all_input_nodes)
+        if node.op == "call_function" and node not in found and (scalar or joined):
             found.add(node)
             stack += node.all_input_nodes
     return found
 
 
 def _form(program: Program, node: Any, free: set[fx.Node]) -> LossForm:
-    name = str(getattr(getattr(node, "target", None), "_opname", ""))
+    name = _op_name(node)
     args = node.args if isinstance(node, fx.Node) else ()
     if name in _SAME:
         return _form(program, args[0], free)
@@ -83,9 +84,13 @@ def _form(program: Program, node: Any, free: set[fx.Node]) -> LossForm:
         top, bottom = _form(program, args[0], free), _form(program, count, free)
         both = top.kind == bottom.kind == "sum"
         return LossForm("ratio", count) if both else UNKNOWN
-    if name in ("add", "sub") and isinstance(args[1], fx.Node) and not node.kwargs:
+    if name in ("add", "sub") and isinstance(args[1], fx.Node):  # `alpha` scales the second
         first, second = _form(program, args[0], free), _form(program, args[1], free)
         return first if first == second else UNKNOWN
+    if name == "add":
+        # sum([a, b]) begins with 0; another constant may be added where the weights sum to 1.
+        whole = _form(program, args[0], free)
+        return whole if args[1] == 0 or whole.kind != "sum" else UNKNOWN
     if name in _CLASSES:
         return _of_classes(program, node, free)
     if name in _ELEMENTWISE:
@@ -94,9 +99,25 @@ def _form(program: Program, node: Any, free: set[fx.Node]) -> LossForm:
         if len(ranks) > 1:
             return UNKNOWN
         return _reduced(program, args[0], _argument(node, _ELEMENTWISE[name], "reduction", 1))
+    if name in ("sum", "mean") and _is_scalar(args[0]) and len(args) == 1:
+        return _form(program, args[0], free)
     if name in ("sum", "mean") and not node.meta["val"].dim():
+        parts = args[0].all_input_nodes if isinstance(args[0], fx.Node) else []
+        if _op_name(args[0]) == "stack" and all(_is_scalar(n) for n in parts):
+            forms = {_form(program, n, free) for n in parts}
+            return forms.pop() if len(forms) == 1 else UNKNOWN
         return _reduced(program, args[0], 2 if name == "sum" else 1)
     return UNKNOWN
+
+
+def _op_name(node: Any) -> str:
+    return str(getattr(getattr(node, "target", None), "_opname", ""))
+
+
+def _is_scalar(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    by_sample = _op_name(node) in _CLASSES and not _argument(node, 3, "reduction", 1)
+    return isinstance(value, torch.Tensor) and not value.dim() and not by_sample
 
 
 def _has_rows(node: fx.Node) -> bool:
@@ -140,6 +161,9 @@ def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
 
 def _reduced(program: Program, source: Any, reduction: Any) -> LossForm:
     """Over elements of which every sample has as many: the first dim is made of the batch."""
+    if _op_name(source) in _CLASSES and not _argument(source, 3, "reduction", 1):
+        # One loss for each target; torch.export tells their number wrongly on meta.
+        source = source.args[1]
     value = source.meta.get("val") if isinstance(source, fx.Node) else None
     if not isinstance(value, torch.Tensor) or not value.dim() or reduction not in (1, 2):
         return UNKNOWN

@@ -45,14 +45,15 @@ def follow(
     if sum(t.numel for n in outside for t in types_of(n, bindings)) > LIMIT:
         return None
     found: dict[fx.Node, int] = {}
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad(), _own_randomness(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(DRAWS):
-            values = {n: _drawn(n, bindings) for n in outside}
+            values = {n: _drawn(n, bindings, generator) for n in outside}
             try:
                 torch.manual_seed(1)  # random ops draw the same in every run
                 whole = _run(nodes, values, bindings)
-                dims = _dims(nodes, values, batched, results, bindings, samples, whole)
+                dims = _dims(nodes, values, batched, results, bindings, samples, whole, generator)
                 if dims is not None and fewer is not None:
                     alone = _alone(nodes, values, batched, bindings, fewer)
                     if not _agree(alone, whole, results, dims, fewer.sizes["batch"], samples):
@@ -66,6 +67,27 @@ def follow(
     return found
 
 
+def alike(node: fx.Node, bindings: Bindings, dim: int, samples: int) -> bool:
+    """Whether a call gives each sample the same along `dim`, as a row that is repeated does.
+
+    A part of a table, a row for each place, does not.
+    """
+    if sum(t.numel for n in node.all_input_nodes for t in types_of(n, bindings)) > LIMIT:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad(), _own_randomness(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            values = {n: _drawn(n, bindings, generator) for n in node.all_input_nodes}
+            result = _run([node], values, bindings)[node]
+        except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
+            return False
+    if not isinstance(result, Tensor) or result.shape[dim] % samples:
+        return False
+    parts = result.chunk(samples, dim)
+    return all(_same(parts[0], part) for part in parts)
+
+
 def _dims(
     nodes: Sequence[fx.Node],
     values: dict[fx.Node, Any],
@@ -74,6 +96,7 @@ def _dims(
     bindings: Bindings,
     samples: int,
     whole: dict[Any, Any],
+    generator: torch.Generator,
 ) -> dict[fx.Node, int] | None:
     """The batch's dim in each result that depends on it; None when samples mix."""
 
@@ -81,7 +104,9 @@ def _dims(
         given = dict(values)
         for node, dim in batched.items():
             if node in given:
-                given[node] = _altered(given[node], dim, samples, change, swap)
+                given[node] = _altered(
+                    given[node], dim, samples, generator if change else None, swap
+                )
         torch.manual_seed(1)
         return seen(_run(nodes, given, bindings))
 
@@ -101,7 +126,7 @@ def _dims(
             for d in range(base.dim())
             if base.shape[d] % samples == 0
             and _apart(base, after, d, samples)
-            and _same(_altered(base, d, samples, False, True), exchanged)
+            and _same(_altered(base, d, samples, None, True), exchanged)
         ]
         if len(fitting) != 1 or found.get(node, fitting[0]) != fitting[0]:
             return None
@@ -178,16 +203,16 @@ def _run(nodes: Sequence[fx.Node], given: dict[fx.Node, Any], bindings: Bindings
     return env
 
 
-def _altered(value: Any, dim: int, samples: int, change: bool, swap: bool) -> Any:
+def _altered(value: Any, dim: int, samples: int, change: torch.Generator | None, swap: bool) -> Any:
     """The value with the last sample's part drawn anew, or the first and last parts exchanged."""
     if not isinstance(value, Tensor):
         return value
     size = value.shape[dim] // samples
     made = value.clone()
     last, first = made.narrow(dim, (samples - 1) * size, size), made.narrow(dim, 0, size)
-    if change:
+    if change is not None:
         # Far larger, so that a maximum over samples moves too.
-        drawn = _random(last.shape, value.dtype)
+        drawn = _random(last.shape, value.dtype, change)
         last.copy_(10 * drawn if is_differentiable(value) else drawn)
     if swap:
         kept = first.clone()
@@ -209,20 +234,24 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-def _drawn(node: fx.Node, bindings: Bindings) -> Any:
+def _drawn(node: fx.Node, bindings: Bindings, generator: torch.Generator) -> Any:
     value = node.meta.get("val")
     if isinstance(value, Tensor):
-        return _random(bindings.shape(value), value.dtype)
+        return _random(bindings.shape(value), value.dtype, generator)
     if isinstance(value, list | tuple):
-        return [_random(bindings.shape(v), v.dtype) for v in value]
+        return [_random(bindings.shape(v), v.dtype, generator) for v in value]
     return bindings.size(value)
 
 
-def _random(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Positive and negative numbers; whole ones are 0 or 1, which index nearly everything."""
+def _random(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Positive and negative numbers; whole ones are 0 or 1, which index nearly everything.
+
+    Of one generator, which only goes on: the random ops of a run start anew each time, and must
+    not make two draws alike.
+    """
     if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(tuple(shape), dtype=dtype)
-    return torch.randint(0, 2, tuple(shape)).to(dtype)
+        return torch.randn(tuple(shape), dtype=dtype, generator=generator)
+    return torch.randint(0, 2, tuple(shape), generator=generator).to(dtype)
 
 
 @contextmanager

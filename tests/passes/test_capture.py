@@ -57,10 +57,12 @@ def test_a_size_that_the_model_fixes_makes_the_program_static() -> None:
 
     program = capture(Fixed(), {"x": X})
     assert program.is_static and program.sizes["batch"] == 4
+    assert "torch.export fixes the batch" in program.batch_stays_whole
 
 
-def test_one_example_row_can_not_be_made_a_symbol() -> None:
-    assert capture(Root(), {"x": X[:1]}).is_static
+def test_one_example_row_is_made_a_symbol_by_those_of_more_rows() -> None:
+    program = capture(Root(), {"x": X[:1]})
+    assert "batch" in program.symbols and program.sizes["batch"] == 1
 
 
 def test_positional_inputs() -> None:

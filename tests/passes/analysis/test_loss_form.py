@@ -60,6 +60,28 @@ FORMS: dict[str, tuple[str, Loss]] = {
     "masked mean": ("ratio", _masked_mean),
     "class weights": ("unknown", lambda x, y: F.cross_entropy(x, y, torch.ones_like(x[0]))),
     "two kinds of mean": ("unknown", lambda x, y: F.cross_entropy(x, y) + x.square().mean()),
+    "of each target, and squares": (
+        "mean",
+        lambda x, y: F.cross_entropy(x, y, reduction="none").mean() + x.pow(2).mean(),
+    ),
+    "of each target, summed": ("sum", lambda x, y: F.cross_entropy(x, y, reduction="none").sum()),
+    "each target against their mean": (
+        "unknown",
+        lambda x, y: (lambda each: (each - each.mean()).square().mean())(
+            F.cross_entropy(x, y, reduction="none")
+        ),
+    ),
+    "mean of a scalar": ("targets", lambda x, y: F.cross_entropy(x, y).mean()),
+    "stacked": ("mean", lambda x, y: torch.stack([x.square().mean(), x.abs().mean()]).sum()),
+    "mean of a stack": ("mean", lambda x, y: torch.stack([x.abs().mean(), x.exp().mean()]).mean()),
+    "stacked sums and means": (
+        "unknown",
+        lambda x, y: torch.stack([x.square().mean(), x.sum()]).sum(),
+    ),
+    "Python's sum": ("mean", lambda x, y: sum([x.square().mean(), x.abs().mean()])),
+    "scaled by alpha": ("sum", lambda x, y: torch.add(x.sum(), x.square().sum(), alpha=0.5)),
+    "a mean and a constant": ("targets", lambda x, y: F.cross_entropy(x, y) + 1.0),
+    "a sum and a constant": ("unknown", lambda x, y: x.square().sum() + 1.0),
     "square root of a mean": ("unknown", lambda x, y: x.square().mean().sqrt()),
     "mean over classes of a sum": ("unknown", lambda x, y: x.sum(0).mean()),
 }
@@ -110,5 +132,7 @@ def test_prepare_marks_the_program() -> None:
     inputs = {"x": torch.randn(4, 8), "labels": torch.zeros(4, dtype=torch.long)}
     whole = capture(Classifier(lambda x, y: x.square().mean().sqrt()), inputs)
     assert "no mean or sum" in prepare(whole, whole.sizes).batch_stays_whole
+    stacked = capture(Classifier(FORMS["stacked"][1]), inputs)
+    assert prepare(stacked, stacked.sizes).batch_stays_whole == ""
     parts = capture(Classifier(F.cross_entropy), inputs)
     assert prepare(parts, parts.sizes).batch_stays_whole == ""

@@ -84,3 +84,33 @@ def test_the_random_state_is_left_alone() -> None:
     state = torch.get_rng_state()
     probe(lambda g, x: g.call_function(aten.sin.default, (x,)), 3, 4)
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_draws_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after random ops, which start from one seed in every run."""
+    seen: list[torch.Tensor] = []
+    drawn = sample_probe._random
+
+    def record(*args: object) -> torch.Tensor:
+        seen.append(drawn(*args))  # type: ignore[arg-type]
+        return seen[-1]
+
+    monkeypatch.setattr(sample_probe, "_random", record)
+    assert probe(lambda g, x: g.call_function(aten.sin.default, (x,)), 3, 4) == 0
+    inputs = [t for t in seen if t.shape == (3, 4)]
+    assert len(inputs) == sample_probe.DRAWS
+    assert all(not torch.equal(a, b) for i, a in enumerate(seen) for b in seen[i + 1 :])
+
+
+def test_what_is_alike_for_all_samples() -> None:
+    graph = fx.Graph()
+    row = graph.placeholder("row")
+    row.meta["val"] = torch.empty(1, 4)
+    table = graph.placeholder("table")
+    table.meta["val"] = torch.empty(9, 4)
+    repeated = graph.call_function(aten.expand.default, (row, [3, 4]))
+    rows = graph.call_function(aten.slice.Tensor, (table, 0, 0, 3))
+    odd = graph.call_function(aten.slice.Tensor, (table, 0, 0, 4))
+    assert sample_probe.alike(repeated, STATIC, 0, SAMPLES)
+    assert not sample_probe.alike(rows, STATIC, 0, SAMPLES)
+    assert not sample_probe.alike(odd, STATIC, 0, SAMPLES)
