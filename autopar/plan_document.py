@@ -7,17 +7,34 @@ with it but are never read by the rewrites or the runtime.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autopar.errors import PlanError
-from autopar.mesh import Mesh
+from autopar.mesh import AXES, Mesh
+from autopar.plan_fields import (
+    PLAN,
+    Check,
+    entries,
+    items,
+    members,
+    one_of,
+    shown,
+    text,
+    whole,
+    wrong,
+)
+from autopar.plan_predictions import predictions
 
 VERSION = 1
 SCHEDULES = ("gpipe", "1f1b")
-PRECISIONS = ("fp32", "bf16-mixed", "bf16")
+PRECISIONS = ("fp32", "bf16-mixed", "bf16", "fp16")
+OPTIMIZERS = ("adamw", "sgd", "sgd-momentum")
+# Between blocks values are whole, or shards; never terms of a sum.
+BOUNDARY = re.compile(r"^(R|S\(\d{1,3}\))$")
 
 
 @dataclass(frozen=True)
@@ -85,64 +102,91 @@ class Plan:
 
     @staticmethod
     def load(path: str | Path) -> Plan:
-        """Read a plan file; raises `PlanError` naming the field that is wrong."""
+        """Read a plan file; raises `PlanError` naming the file and the field that is wrong.
+
+        What needs no model is checked: types, closed sets, and that the fields fit each other.
+        """
+        from autopar.plan_consistency import check_consistent
+
         try:
             document = json.loads(Path(path).read_text())
         except FileNotFoundError as error:
             raise PlanError(f"no plan file {path}", next_step="check the path") from error
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise PlanError(
+                f"can't read the plan {path}: {error.strerror}", next_step="check the path"
+            ) from error
+        except (ValueError, RecursionError) as error:
             raise PlanError(f"{path} is not JSON: {error}", next_step="repair the file") from error
-        return Plan.from_dict(document)
+        try:
+            plan = Plan.from_dict(document)
+            check_consistent(plan)
+        except PlanError as error:
+            raise PlanError(f"{path}: {error.message}", next_step=error.next_step) from error
+        return plan
 
     @staticmethod
     def from_dict(document: Mapping[str, Any]) -> Plan:
-        """Inverse of `to_dict`; checks types and the closed sets, not the fit to a model."""
+        """Inverse of `to_dict`; checks types and the closed sets, not the fit to a model.
+
+        Raises `PlanError` naming the field, what it is, and what it may be.
+        """
         if not isinstance(document, Mapping):
             raise PlanError("a plan is a JSON object", next_step="start from `autopar plan --out`")
-        if document.get("version") != VERSION:
+        version = document.get("version")
+        if version != VERSION or type(version) is not int:
             raise PlanError(
-                f"plan version {document.get('version')!r}, this autopar reads {VERSION}",
+                f"plan version {shown(version)}, this autopar reads {VERSION}",
                 next_step="make the plan again with this version",
             )
-        known = set(Plan.__dataclass_fields__)
-        unknown, missing = set(document) - known, known - set(document) - {"predicted", "notes"}
-        if unknown or missing:
-            raise PlanError(
-                f"plan fields: unknown {sorted(unknown)}, missing {sorted(missing)}",
-                next_step="compare with a plan from `autopar plan --out`",
-            )
-        d = dict(document)
-        try:
-            mesh = {
-                k: _whole(f"mesh.{k}", v) for k, v in d["mesh"].items() if k not in ("cp", "ep")
-            }
-            d["mesh"] = Mesh(**mesh)
-            d["stages"] = tuple(
-                StagePlan(tuple(s["blocks"]), tuple(s["recompute"])) for s in d["stages"]
-            )
-            d["kinds"] = {k: tuple(v) for k, v in d["kinds"].items()}
-            d["sizes"] = {k: _whole(f"sizes.{k}", v) for k, v in d["sizes"].items()}
-            d["placements"] = {k: dict(v) for k, v in d["placements"].items()}
-            d["notes"] = tuple(d.get("notes", ()))
-        except (TypeError, AttributeError, KeyError, ValueError) as error:
-            raise PlanError(
-                f"malformed plan: {error!r}",
-                next_step="compare with a plan from `autopar plan --out`",
-            ) from error
-        for name in ("global_batch", "microbatch", "microbatches"):
-            d[name] = _whole(name, d[name])
-        _one_of("schedule", d["schedule"], SCHEDULES)
-        _one_of("precision", d["precision"], PRECISIONS)
-        _one_of("zero", d["zero"], (0, 1, 2, 3))
-        return Plan(**d)
+        return Plan(**members(PLAN, document, _REQUIRED, _OPTIONAL))
 
 
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise PlanError(f"{name} is {value!r}", next_step="give a whole number of at least 1")
+def _mesh(name: str, value: Any) -> Mesh:
+    # Earlier plans told the axes that no plan uses.
+    degrees = members(name, value, {}, {**dict.fromkeys(AXES, whole), "cp": _unused, "ep": _unused})
+    return Mesh(**{axis: degree for axis, degree in degrees.items() if axis in AXES})
+
+
+def _unused(name: str, value: Any) -> int:
+    return int(one_of(name, value, (1,)))
+
+
+def _names(name: str, value: Any) -> tuple[str, ...]:
+    return items(name, value, text)
+
+
+def _stage(name: str, value: Any) -> StagePlan:
+    return StagePlan(**members(name, value, {"blocks": _names, "recompute": _names}, {}))
+
+
+def _boundary(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not BOUNDARY.match(value):
+        raise wrong(name, value, "R, or S(dim) with a dim, as S(1)")
     return value
 
 
-def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    if isinstance(value, bool) or value not in allowed:
-        raise PlanError(f"{name} is {value!r}", next_step=f"choose one of {list(allowed)}")
+def _placements(name: str, value: Any) -> dict[str, dict[str, str]]:
+    return entries(name, value, lambda n, v: entries(n, v, text))
+
+
+_REQUIRED: dict[str, Check] = {
+    "version": whole,
+    "model": text,
+    "fingerprint": text,
+    "cluster": text,
+    "mesh": _mesh,
+    "global_batch": whole,
+    "microbatch": whole,
+    "microbatches": whole,
+    "schedule": lambda n, v: one_of(n, v, SCHEDULES),
+    "zero": lambda n, v: one_of(n, v, (0, 1, 2, 3)),
+    "precision": lambda n, v: one_of(n, v, PRECISIONS),
+    "optimizer": lambda n, v: one_of(n, v, OPTIMIZERS),
+    "boundary": _boundary,
+    "stages": lambda n, v: items(n, v, _stage),
+    "placements": _placements,
+    "kinds": lambda n, v: entries(n, v, _names),
+    "sizes": lambda n, v: entries(n, v, whole),
+}
+_OPTIONAL: dict[str, Check] = {"predicted": predictions, "notes": _names}

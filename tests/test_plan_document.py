@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autopar.cost.setting import OPTIMIZER_STATES
 from autopar.errors import PlanError
 from autopar.mesh import Mesh
-from autopar.plan_document import Plan, StagePlan
+from autopar.plan_document import OPTIMIZERS, Plan, StagePlan
 from tests.passes import toys
 
 
 def made() -> Plan:
     stages = (StagePlan(("embed", "layers.0"), ("layers.0",)), StagePlan(("layers.1", "head")))
-    return toys.plan(
+    plan = toys.plan(
         "mlp", mesh=Mesh(pp=2, tp=2), stages=stages, placements={"layers.0": toys.MEGATRON}
     )
+    return replace(plan, cluster="cpu:4")
 
 
 def test_a_saved_plan_is_read_back_equal(tmp_path: Path) -> None:
@@ -58,9 +61,27 @@ def test_recompute_label() -> None:
         ({"microbatch": 0}, "microbatch is 0"),
         ({"global_batch": "8"}, "global_batch is '8'"),
         ({"mesh": {"pp": 0}}, "mesh.pp is 0"),
-        ({"mesh": {"up": 2}}, "malformed plan"),
-        ({"stages": [{"blocks": ["a"]}]}, "malformed plan"),
-        ({"stages": 3}, "malformed plan"),
+        ({"mesh": {"up": 2}}, r"mesh: unknown \['up'\]"),
+        ({"mesh": {"cp": 2}}, "mesh.cp is 2"),
+        ({"stages": [{"blocks": ["a"]}]}, r"stages\[0\]: .*missing \['recompute'\]"),
+        ({"stages": 3}, "stages is 3"),
+        ({"zero": 1.0}, "zero is 1.0"),
+        ({"boundary": "P"}, "boundary is 'P'"),
+        ({"optimizer": "lion"}, "optimizer is 'lion'"),
+        ({"kinds": {"embed": "embed"}}, "kinds.embed is 'embed'"),
+        ({"notes": "all good"}, "notes is 'all good'"),
+        ({"placements": {"embed": {"linear": 1}}}, "placements.embed.linear is 1"),
+        ({"microbatch": 10**400}, "microbatch is 1000"),
+        ({"predicted": {"step_seconds": "fast"}}, "predicted.step_seconds is 'fast'"),
+        (
+            {"predicted": {"memory_per_stage": [{"total": -5}]}},
+            r"predicted.memory_per_stage\[0\].total is -5",
+        ),
+        (
+            {"predicted": {"search": {"seconds": {"capture": None}}}},
+            "predicted.search.seconds.capture is None",
+        ),
+        ({"predicted": {"recipes": [{"fits": "no"}]}}, r"recipes\[0\].fits is 'no'"),
         ({"sizes": {"batch": 1.5}}, "sizes.batch is 1.5"),
         ({"colour": "red"}, r"unknown \['colour'\]"),
     ],
@@ -78,12 +99,20 @@ def test_files_that_are_no_plan(tmp_path: Path) -> None:
         ("{", "is not JSON"),
         ("[]", "a plan is a JSON object"),
         ("{}", "plan version None"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"version": ' + "1" * 5000 + "}", "is not JSON"),
     ):
         path = tmp_path / "plan.json"
         path.write_text(text)
         with pytest.raises(PlanError, match=message):
             Plan.load(path)
+    with pytest.raises(PlanError, match="can't read the plan"):
+        Plan.load(tmp_path)
     document = made().to_dict()
     del document["zero"]
     with pytest.raises(PlanError, match=r"missing \['zero'\]"):
         Plan.from_dict(document)
+
+
+def test_the_optimizers_are_those_that_have_a_price() -> None:
+    assert set(OPTIMIZERS) == set(OPTIMIZER_STATES)

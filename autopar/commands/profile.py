@@ -22,6 +22,17 @@ def profile_command(
     if seconds <= 0 or nproc < 1:
         raise UsageError(f"--seconds {seconds:g} --nproc {nproc}", next_step="give numbers above 0")
     degrees = parse_mesh(mesh) if mesh else None
+    # Before minutes of measuring.
+    if degrees is not None and "WORLD_SIZE" not in os.environ and degrees.size != nproc:
+        raise UsageError(
+            f"--mesh {mesh} has {degrees.size} ranks, --nproc is {nproc}",
+            next_step="give degrees whose product is the number of ranks",
+        )
+    if out is not None and not (out.parent.is_dir() and os.access(out.parent, os.W_OK)):
+        raise UsageError(
+            f"can't write {out}: no writable folder {out.parent}",
+            next_step="name a file in a writable folder",
+        )
     if "WORLD_SIZE" in os.environ or nproc == 1:
         text = measure(seconds, quick, degrees)
     else:

@@ -10,7 +10,7 @@ from autopar.cluster import Cluster
 from autopar.cost.memory import DEFAULT_MARGIN, memory_limit
 from autopar.cost.setting import OPTIMIZER_STATES, PRECISION
 from autopar.errors import UsageError
-from autopar.plan_document import SCHEDULES
+from autopar.plan_document import BOUNDARY, SCHEDULES
 
 _NUMBERS = ("tp", "pp", "dp", "microbatch", "microbatches")
 RECOMPUTE = ("none", "full")
@@ -132,6 +132,8 @@ def _value(name: str, text: str) -> object:
         return int(text)
     if name == "schedule":
         _known("schedule", text, SCHEDULES)
+    if name == "boundary" and not BOUNDARY.match(text):
+        raise UsageError(f"boundary={text} is not known", next_step="give R, or S(dim), as S(1)")
     if name == "weights":
         _known("weights", text, WEIGHTS)
     if name == "recompute":

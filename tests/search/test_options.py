@@ -35,6 +35,8 @@ def test_reads_every_pin():
         ("zero=4", "choose one of 0, 1, 2, 3"),
         ("schedule=1fb1", "did you mean 1f1b"),
         ("recompute=some", "choose one of none, full"),
+        ("boundary=foo", "boundary=foo is not known"),
+        ("boundary=P", "give R, or S"),
     ],
 )
 def test_refuses_unreadable_pins(text, words):

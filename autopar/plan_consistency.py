@@ -1,0 +1,117 @@
+"""Whether the fields of a plan, perhaps edited by hand, fit each other: no model is needed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from autopar.errors import PlanError
+from autopar.plan_document import Plan
+
+# The name of a cluster that says how many ranks it has: h100:2x8, cpu:4.
+_RANKS = re.compile(r"^[\w-]+:(\d{1,9})(?:x(\d{1,9}))?$")
+
+
+def check_consistent(plan: Plan) -> None:
+    """Raises `PlanError` naming the fields that contradict each other, and what would fit."""
+    check_batch(plan)
+    _check_ranks(plan)
+    check_stages(plan)
+    _check_kinds(plan)
+    for field in ("memory_per_stage", "stage_seconds"):
+        told = plan.predicted.get(field) or ()
+        if len(told) not in (0, plan.mesh.pp):
+            raise PlanError(
+                f"predicted.{field} has {len(told)} entries for {plan.mesh.pp} stages",
+                next_step="remove the predictions of an edited plan, or make it again",
+            )
+
+
+def check_batch(plan: Plan) -> None:
+    """The micro-batches of all replicas are the global batch."""
+    product = plan.mesh.dp * plan.microbatch * plan.microbatches
+    if product != plan.global_batch:
+        raise PlanError(
+            f"dp {plan.mesh.dp} x microbatch {plan.microbatch} x microbatches "
+            f"{plan.microbatches} = {product}, but the global batch is {plan.global_batch}",
+            next_step="edit one of the four so that the product fits",
+        )
+    if plan.sizes.get("batch") != plan.microbatch:
+        raise PlanError(
+            f"sizes.batch is {plan.sizes.get('batch')}, the microbatch is {plan.microbatch}",
+            next_step="set both to the same number",
+        )
+
+
+def check_stages(plan: Plan) -> None:
+    """One stage for each pp rank, none empty; each block once; only own blocks recomputed."""
+    if len(plan.stages) != plan.mesh.pp:
+        raise PlanError(
+            f"mesh.pp is {plan.mesh.pp}, but there are {len(plan.stages)} stages",
+            next_step="give one entry of `stages` for each pipeline stage",
+        )
+    counts = Counter(b for s in plan.stages for b in s.blocks)
+    if twice := [b for b, n in counts.items() if n > 1]:
+        raise PlanError(
+            f"stages: block {twice[0]!r} is in them {counts[twice[0]]} times",
+            next_step="give every block to one stage",
+        )
+    for index, stage in enumerate(plan.stages):
+        if not stage.blocks:
+            raise PlanError(
+                f"stages[{index}].blocks is empty", next_step="give every stage a block"
+            )
+        strangers = [b for b in stage.recompute if b not in stage.blocks]
+        if strangers:
+            raise PlanError(
+                f"stages[{index}].recompute names {strangers[0]!r}, which that stage does not hold",
+                next_step=f"its blocks are {', '.join(stage.blocks[:4])} …",
+            )
+        if len(set(stage.recompute)) < len(stage.recompute):
+            raise PlanError(
+                f"stages[{index}].recompute names a block twice", next_step="name it once"
+            )
+
+
+def _check_ranks(plan: Plan) -> None:
+    found = _RANKS.match(plan.cluster)
+    if found is None:
+        return
+    ranks = int(found.group(1)) * int(found.group(2) or 1)
+    if ranks != plan.mesh.size:
+        raise PlanError(
+            f"mesh is {plan.mesh}, which is {plan.mesh.size} ranks, but cluster {plan.cluster!r} "
+            f"has {ranks}",
+            next_step="edit one of them so that all ranks are used",
+        )
+
+
+def _check_kinds(plan: Plan) -> None:
+    """Kinds are named by their first block, and hold the blocks of the stages in their order."""
+    order = {b: i for i, b in enumerate(b for s in plan.stages for b in s.blocks)}
+    held: Counter[str] = Counter()
+    for kind, blocks in plan.kinds.items():
+        held.update(blocks)
+        if not blocks or blocks[0] != kind:
+            first = repr(blocks[0]) if blocks else "nothing"
+            raise PlanError(
+                f"kinds[{kind!r}] starts with {first}", next_step="name a kind by its first block"
+            )
+        places = [order[b] for b in blocks if b in order]
+        if places != sorted(places):
+            raise PlanError(
+                f"stages: blocks of the kind {kind!r} are out of order",
+                next_step=f"their order is {', '.join(blocks[:4])} …",
+            )
+    if plan.kinds and dict(held) != dict.fromkeys(order, 1):
+        odd = next(b for b in (*order, *held) if held[b] != 1 or b not in order)
+        where = "no stage" if odd not in order else f"{held[odd]} of the kinds"
+        raise PlanError(
+            f"block {odd!r} is in {where}", next_step="give every block one stage and one kind"
+        )
+    strangers = sorted(set(plan.placements) - set(plan.kinds))
+    if plan.kinds and strangers:
+        raise PlanError(
+            f"placements name {strangers[0]!r}, which is no kind of block",
+            next_step=f"the kinds are {', '.join(list(plan.kinds)[:4])} …",
+        )

@@ -1,0 +1,58 @@
+"""What a plan's predictions may hold: read by the reports alone, but never trusted by them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autopar.plan_fields import amount, count, entries, flag, items, text, told
+
+
+def predictions(name: str, value: Any) -> dict[str, Any]:
+    """The predictions as they are; raises `PlanError` where one has another type or is negative."""
+    return told(
+        name,
+        {} if value is None else value,
+        {
+            "status": text,
+            "step_seconds": amount,
+            "tokens_per_second_per_gpu": amount,
+            "mfu": amount,
+            "memory_limit_bytes": amount,
+            "memory_per_stage": lambda n, v: items(n, v, _amounts),
+            "time_breakdown": _amounts,
+            "stage_seconds": lambda n, v: items(n, v, _amounts),
+            "alternatives": lambda n, v: items(n, v, _other_plan),
+            "recipes": lambda n, v: items(n, v, _other_plan),
+            "search": _search,
+        },
+    )
+
+
+def _amounts(name: str, value: Any) -> dict[str, Any]:
+    return entries(name, value, amount)
+
+
+def _other_plan(name: str, value: Any) -> dict[str, Any]:
+    return told(
+        name,
+        value,
+        {"name": text, "mesh": _mesh, "why": text, "fits": flag, "step_seconds": amount},
+    )
+
+
+def _mesh(name: str, value: Any) -> Any:
+    return value if isinstance(value, str) else entries(name, value, count)
+
+
+def _search(name: str, value: Any) -> dict[str, Any]:
+    return told(
+        name,
+        value,
+        {
+            "bound_step_seconds": amount,
+            "gap": amount,
+            "shapes": count,
+            "pruned": count,
+            "seconds": _amounts,
+        },
+    )

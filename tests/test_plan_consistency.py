@@ -1,0 +1,131 @@
+"""Edited plan files: what contradicts itself is refused, and no file at all gives a traceback."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from autopar.errors import PlanError
+from autopar.plan_document import Plan
+from autopar.report.diff import diff
+from autopar.report.text import explain, show
+from tests.report import sample
+
+Document = dict[str, Any]
+Way = tuple[str | int, ...]
+
+
+@pytest.fixture(scope="module")
+def document() -> Document:
+    plan = sample.make_plan(layers=8)
+    found: Document = json.loads(plan.to_json())
+    return {**found, "cluster": f"h100:{plan.mesh.size // 8}x8"}
+
+
+def load(folder: Path, document: Any) -> Plan:
+    path = folder / "edited.json"
+    path.write_text(json.dumps(document))
+    return Plan.load(path)
+
+
+def edited(document: Document, way: Way, value: Any) -> Document:
+    made = copy.deepcopy(document)
+    at: Any = made
+    for key in way[:-1]:
+        at = at[key]
+    at[way[-1]] = value
+    return made
+
+
+def test_the_plan_itself_is_good(document: Document, tmp_path: Path) -> None:
+    assert load(tmp_path, document).to_json() == json.dumps(document, indent=2) + "\n"
+
+
+CONTRADICTIONS: list[tuple[Way, Callable[[Any], Any], str]] = [
+    (("mesh", "tp"), lambda v: v * 2, "ranks, but cluster 'h100:"),
+    (("mesh", "dp"), lambda v: v + 1, "but the global batch is"),
+    (("microbatches",), lambda v: v + 1, "but the global batch is"),
+    (("microbatch",), lambda v: v * 2, "but the global batch is"),
+    (("sizes", "batch"), lambda v: v + 1, "sizes.batch is 2, the microbatch is 1"),
+    (("stages",), lambda v: v[:-1], "but there are 3 stages"),
+    (("stages", 0, "blocks"), lambda v: [], r"stages\[0\].blocks is empty"),
+    (("stages", 0, "blocks"), lambda v: v[:-1], "is in no stage"),
+    (("stages", 1, "blocks"), lambda v: [*v, "embed"], "'embed' is in them 2 times"),
+    (("stages", 1, "blocks"), lambda v: [*v, "extra"], "'extra' is in 0 of the kinds"),
+    (("stages", 1, "blocks"), lambda v: v[::-1], "are out of order"),
+    (("stages", 1, "recompute"), lambda v: ["embed"], "'embed', which that stage does not hold"),
+    (("stages", 0, "recompute"), lambda v: ["embed"] * 2, "a block twice"),
+    (("kinds", "embed"), lambda v: ["head"], "starts with 'head'"),
+    (("kinds", "embed"), lambda v: [], "starts with nothing"),
+    (("placements", "tail"), lambda v: {}, "'tail', which is no kind"),
+    (("predicted", "memory_per_stage"), lambda v: v[:-1], "3 entries for 4 stages"),
+    (("zero",), lambda v: 7, "zero is 7"),
+    (("boundary",), lambda v: "foo", "boundary is 'foo'"),
+]
+
+
+@pytest.mark.parametrize(("way", "change", "message"), CONTRADICTIONS)
+def test_contradictions(
+    document: Document, tmp_path: Path, way: Way, change: Callable[[Any], Any], message: str
+) -> None:
+    at: Any = document
+    for key in way:
+        at = at.get(key) if isinstance(at, dict) else at[key]
+    with pytest.raises(PlanError, match=message) as info:
+        load(tmp_path, edited(document, way, change(at)))
+    assert "edited.json: " in info.value.message and info.value.next_step
+
+
+def ways(value: Any, way: Way = ()) -> Iterator[Way]:
+    """The way to every value of the document, leaves and nests."""
+    if way:
+        yield way
+    if isinstance(value, dict):
+        # Of many ops that are alike, the first and the last.
+        keys = list(value)
+        for key in keys if way != ("placements", "model.layers.0") else (keys[0], keys[-1]):
+            yield from ways(value[key], (*way, key))
+    if isinstance(value, list):
+        for index in range(len(value))[:1]:
+            yield from ways(value[index], (*way, index))
+
+
+WRONG = [
+    None, True, "text", "", 0, -1, 3, 10**30, 10**400, 0.5, -0.5, 1e300, float("nan"),
+    float("inf"), [], [None], [[]], {}, {"a": None}, {"": {"": ""}},
+]  # fmt: skip
+
+
+def test_no_edit_gives_a_traceback(document: Document, tmp_path: Path) -> None:
+    good = Plan.from_dict(document)
+    console = Console(file=(tmp_path / "out.txt").open("w"))
+    refused = accepted = 0
+    for way in ways(document):
+        at: Any = document
+        for key in way[:-1]:
+            at = at[key]
+        without = copy.deepcopy(at)
+        del without[way[-1]]
+        edits = [edited(document, way, value) for value in WRONG]
+        edits.append(edited(document, way[:-1], without) if way[:-1] else without)
+        if isinstance(at, dict):
+            edits.append(edited(document, (*way[:-1], "an extra one"), 1))
+        for edit in edits:
+            try:
+                plan = load(tmp_path, edit)
+            except PlanError as error:
+                assert error.next_step, error
+                refused += 1
+                continue
+            accepted += 1
+            diff(plan, good)
+            explain(plan)
+            if accepted % 4 == 0:  # slow, and reads what the other two read
+                console.print(show(plan))
+    assert refused > 1000 and accepted > 50
