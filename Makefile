@@ -16,7 +16,8 @@ PYTHON  ?= $(shell for p in python3 python python3.14 python3.13 python3.12 pyth
 VENV    := .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
-PYTEST  := $(BIN)/python -m pytest
+# Whole files to a worker, in our order: what a module prepares is then prepared once.
+PYTEST  := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install demo test test-all check format bench validate zoo clean
 .DEFAULT_GOAL := help

@@ -31,13 +31,16 @@ def spawn(
     args: Sequence[Any] = (),
     timeout_seconds: float = 120.0,
     backend: str = "gloo",
+    start: str = "spawn",
 ) -> list[Any]:
     """Run `function(*args)` on `nproc` local ranks; return the results in order of rank.
 
     The function has to be importable or defined in the main script (which then needs the
     `if __name__ == "__main__"` guard); it runs with the torchrun variables set and the process
-    group made. Results travel by pickle. Raises `RuntimeFault` when a rank raises (with its
-    traceback), dies, or `timeout_seconds` run out; no rank outlives the call.
+    group made. Results travel by pickle. `start`: how `multiprocessing` starts a rank; "fork" and
+    "forkserver" save the imports, from a process without threads and CUDA only. Raises
+    `RuntimeFault` when a rank raises (with its traceback), dies, or `timeout_seconds` run out; no
+    rank outlives the call.
     """
     import torch.distributed
 
@@ -47,16 +50,19 @@ def spawn(
     store = torch_distributed.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True
     )
-    context = multiprocessing.get_context("spawn")
+    # Any: the contexts have no common type with `Process`.
+    context: Any = multiprocessing.get_context(start)
     processes: list[Any] = []
     pipes: list[connection.Connection] = []
     try:
         for rank in range(nproc):
             receiver, sender = context.Pipe(duplex=False)
+            variables = _rank_variables(rank, nproc, store.port)
             process = context.Process(
-                target=_rank_main, args=(sender, function, tuple(args), backend, timeout_seconds)
+                target=_rank_main,
+                args=(sender, variables, function, tuple(args), backend, timeout_seconds),
             )
-            with _environment(_rank_variables(rank, nproc, store.port)):
+            with _environment(variables):
                 process.start()
             sender.close()
             processes.append(process)
@@ -110,6 +116,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 def _rank_main(
     sender: connection.Connection,
+    variables: dict[str, str],
     function: Callable[..., Any],
     args: tuple[Any, ...],
     backend: str,
@@ -117,6 +124,8 @@ def _rank_main(
 ) -> None:
     import torch.distributed as dist
 
+    # A fork server hands down its own environment, not that of the process that asked.
+    os.environ.update(variables)
     try:
         wait = datetime.timedelta(seconds=timeout_seconds)
         dist.init_process_group(backend, timeout=wait)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
 from autopar.cli import main
+from autopar.passes.capture import capture
+from autopar.program import Program, copy_graph
+from tests.warm_ranks import run_on_ranks
 
 MODELS = Path(__file__).parent / "end_to_end" / "models.py"
 LLAMA = f"{MODELS}:llama"
@@ -20,6 +25,27 @@ TERMS = {"parameters", "gradients", "optimizer", "activations", "buffers", "tota
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["autopar", *arguments])
     return main()
+
+
+@pytest.fixture(scope="module")
+def captures() -> dict[str, Program]:
+    return {}
+
+
+@pytest.fixture
+def captured_once(monkeypatch: pytest.MonkeyPatch, captures: dict[str, Program]) -> None:
+    """Commands of this module share captures of equal models: what they test comes after."""
+
+    def remembered(model: nn.Module, inputs: Any, **options: Any) -> Program:
+        key = f"{model} {inputs} {options}"
+        if key not in captures:
+            captures[key] = capture(model, inputs, **options)
+        # `passes` rewrites the graph that it gets.
+        found = captures[key]
+        return found.with_graph(copy_graph(found.graph_module))
+
+    for module in ("autopar.api", "autopar.passes.capture"):
+        monkeypatch.setattr(f"{module}.capture", remembered)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +81,7 @@ def test_json_has_what_a_script_needs(
 
 
 def test_every_decision_pinned_is_an_evaluation(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], captured_once: None
 ) -> None:
     pins = "tp=2,pp=2,dp=1,zero=1,microbatch=2,schedule=gpipe,recompute=full,precision=fp32"
     assert run(monkeypatch, *PLAN, "--pin", pins, "--json") == 0
@@ -66,14 +92,15 @@ def test_every_decision_pinned_is_an_evaluation(
 
 
 def test_infeasible_is_an_answer(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], captured_once: None
 ) -> None:
-    assert run(monkeypatch, *PLAN, "--memory-limit", "100KiB", "--json") == 5
+    plan = [*PLAN[:3], "cpu:2", *PLAN[4:]]
+    assert run(monkeypatch, *plan, "--memory-limit", "100KiB", "--json") == 5
     found = json.loads(capsys.readouterr().out)
     assert found["status"] == "infeasible"
     smallest = found["infeasible"]["smallest_bytes"]
     assert smallest > 100 * 1024
-    assert run(monkeypatch, *PLAN, "--memory-limit", str(smallest), "--json") == 0
+    assert run(monkeypatch, *plan, "--memory-limit", str(smallest), "--json") == 0
 
 
 @pytest.mark.parametrize(
@@ -99,6 +126,7 @@ def test_infeasible_is_an_answer(
 def test_bad_input_is_one_clear_error(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    captured_once: None,
     arguments: list[str],
     code: int,
     says: str,
@@ -151,14 +179,14 @@ def _first_kind(document: dict) -> dict:  # type: ignore[type-arg]
         (lambda d: d["stages"][0]["blocks"].append("model.layers.9"), "model.layers.9"),
         (lambda d: d["stages"][0]["blocks"].pop(), "model.layers"),
         (lambda d: d["stages"][1]["recompute"].append("embed"), "embed"),
-        (lambda d: d["mesh"].update(tp=3), "over 3 ranks"),
+        (lambda d: d["mesh"].update(tp=3), "6 ranks"),
         (lambda d: d["mesh"].update(dp=2), "global batch"),
         (lambda d: d.update(microbatches=3), "global batch"),
         (lambda d: _first_kind(d).update({"linear.99": "shard n"}), "linear.99"),
         (lambda d: _first_kind(d).update({"linear": "shard q"}), "shard q"),
         (lambda d: _first_kind(d).update({"parameter nope.weight": "R"}), "nope.weight"),
         (lambda d: d.update(boundary="S(9)"), "S(9)"),
-        (lambda d: d.update(boundary="X"), "unknown placement"),
+        (lambda d: d.update(boundary="X"), "boundary is 'X'"),
         (lambda d: d.update(zero=7), "zero"),
         (lambda d: d.update(fingerprint="0" * 16), "another model"),
         (lambda d: d.update(version=99), "version"),
@@ -170,6 +198,7 @@ def test_a_wrong_hand_edit_is_named(
     capsys: pytest.CaptureFixture[str],
     plan_file: Path,
     tmp_path: Path,
+    captured_once: None,
     change: object,
     says: str,
 ) -> None:
@@ -195,6 +224,7 @@ def test_a_legal_hand_edit_runs_and_is_equal(
         _first_kind(document)["parameter mlp.gate_proj.weight"] = "R"
 
     path = _edited(plan_file, tmp_path, change)
+    monkeypatch.setattr("autopar.runtime.launch.spawn", run_on_ranks)
     assert run(monkeypatch, "verify", LLAMA, "--nproc", "4", "--plan", str(path), "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["equal"] and found["worst_error"] <= 1e-5

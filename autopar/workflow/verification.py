@@ -16,9 +16,15 @@ from autopar.loss_function import LossFunction, loss_of
 from autopar.models import ModelSource, resolve_model
 from autopar.passes.capture_graph import batch_size
 from autopar.plan_document import Plan
+from autopar.program import Program
 
 # Largest relative error that rounding alone explains, by dtype of the parameters.
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float64: 1e-11}
+TOLERANCE = {
+    torch.float32: 1e-5,
+    torch.bfloat16: 4e-2,
+    torch.float16: 5e-3,
+    torch.float64: 1e-11,
+}
 # A gradient this much smaller than the norm of all is compared with that norm: what is zero in
 # theory (the bias of a key, or before a batch norm) is rounding, 6e-8 of the norm in float32.
 NEGLIGIBLE = 1e-2
@@ -268,8 +274,11 @@ def _train(
     verdict.equal = verdict.equal and together
 
 
-def verify_plans(model_text: str, cases: list[Case]) -> list[Verdict] | None:
-    """Cases with plans for one model, in one process group: the model is captured once.
+def verify_plans(
+    model_text: str, cases: list[Case], prepared_program: Program | None = None
+) -> list[Verdict] | None:
+    """Cases with plans for one model, in one process group: the model is captured once, or not at
+    all when a `prepared_program` of the plans' precision is given.
 
     An error of one case is its verdict.
     """
@@ -295,7 +304,8 @@ def verify_plans(model_text: str, cases: list[Case]) -> list[Verdict] | None:
                     )
                 return captured[plan.precision]
 
-            program = build(model, plan, case.global_batch, program_for, timeout_seconds=120.0)
+            ready = program_for if prepared_program is None else lambda: prepared_program
+            program = build(model, plan, case.global_batch, ready, timeout_seconds=120.0)
             found = compare_with_one_device(case, program, model, reference, source)
         except Exception as error:
             found = Verdict(case, error=f"{type(error).__name__}: {error}")

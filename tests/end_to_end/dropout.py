@@ -7,23 +7,28 @@ from typing import Any
 
 import torch
 
-import autopar
-from autopar.api import build, prepared
+from autopar.api import build
 from autopar.plan_document import Plan
-from tests.end_to_end.models import gpt2
+from autopar.program import Program
+from tests.end_to_end.models import MODELS, RATE, gpt2
+from tests.end_to_end.plans import Planner
 from tests.end_to_end.training import batch
+from tests.warm_ranks import run_on_forks
 
-RATE = 0.3
 LAYOUTS = ("dp=2,tp=2,zero=3,weights=split", "pp=2,tp=2,weights=split")
 DRAWS = 24
 Gradients = dict[str, torch.Tensor]
 
 
-def make_plan(pins: str) -> Plan:
-    model, example = gpt2(RATE)
-    return autopar.plan(
-        model, "cpu:4", example_inputs=example, global_batch_size=8, pins=f"{pins},recompute=none"
-    )
+def ranks_of_a_planner() -> list[dict[str, Any]]:
+    """In a planner: capture and search once, then fork four ranks."""
+    planner = Planner(f"{MODELS}:gpt2_dropout")
+    plans = [planner.plan(4, f"{pins},recompute=none") for pins in LAYOUTS]
+    for plan in plans:
+        placements = plan.placements["transformer.h.0"]
+        assert placements["dropout"].startswith(("shard", "replicate"))
+        assert placements["scaled_dot_product_attention"] == "shard g"
+    return run_on_forks(on_rank, 4, (plans, planner.program), timeout_seconds=200)
 
 
 def with_recompute(plan: Plan) -> Plan:
@@ -31,7 +36,7 @@ def with_recompute(plan: Plan) -> Plan:
     return replace(plan, stages=stages)
 
 
-def compiled(plan: Plan, captured: Any, seed: int) -> Any:
+def compiled(plan: Plan, captured: Program, seed: int) -> Any:
     """As `autopar.compile` does, but for the capture, which is the same for all."""
     torch.manual_seed(0)
     model, _ = gpt2(RATE)
@@ -39,7 +44,7 @@ def compiled(plan: Plan, captured: Any, seed: int) -> Any:
     return build(model, plan, 8, lambda: captured, timeout_seconds=60)
 
 
-def two_steps(plan: Plan, captured: Any, seed: int) -> tuple[list[float], Gradients]:
+def two_steps(plan: Plan, captured: Program, seed: int) -> tuple[list[float], Gradients]:
     program = compiled(plan, captured, seed)
     losses = [float(program.step(batch())) for _ in range(2)]
     return losses, program.full_gradients()
@@ -55,11 +60,10 @@ def whole_gradients(program: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-def on_rank(plans: list[Plan]) -> dict[str, Any]:
+def on_rank(plans: list[Plan], captured: Program) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for plan in plans:
         key = str(plan.mesh)
-        captured = prepared(*gpt2(RATE), plan)
         found[f"{key} first"] = two_steps(plan, captured, 1)
         found[f"{key} again"] = two_steps(plan, captured, 1)
         found[f"{key} other seed"] = two_steps(plan, captured, 2)

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+MODELS = __file__
 VOCABULARY, SEQUENCE = 128, 16
+RATE = 0.3
 
 
 def _causal(config: Any) -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -64,6 +66,10 @@ def gpt2(dropout: float = 0.0) -> tuple[nn.Module, dict[str, torch.Tensor]]:
             resid_pdrop=dropout,
         )
     )
+
+
+def gpt2_dropout() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    return gpt2(RATE)
 
 
 def qwen3() -> tuple[nn.Module, dict[str, torch.Tensor]]:

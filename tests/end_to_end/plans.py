@@ -1,29 +1,57 @@
-"""Plans for toy models under pins, from one capture."""
+"""Plans for toy models under pins, from one capture and, for a number of ranks, one set of
+prices."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from autopar.api import search_program
 from autopar.cluster import Cluster
 from autopar.passes.capture import capture
 from autopar.plan_document import Plan
+from autopar.search.enumerate import search
+from autopar.search.options import SearchOptions, parse_pins
+from autopar.workflow.model_costs import ModelCosts, prepare
+from autopar.workflow.outcome import build_plan
 from autopar.workflow.verification import build_real
 
 
-def search_plans(model: str, ranks: int, pins: list[str], global_batch: int = 8) -> list[Plan]:
-    """One plan per text of pins, on `cpu:ranks` in float32."""
-    module, source = build_real(model, None, 0)
-    program = capture(module, source.example_inputs, name=source.name, dtype=torch.float32)
-    plans = []
-    for text in pins:
-        outcome = search_program(
-            program,
-            Cluster.parse(f"cpu:{ranks}"),
-            global_batch_size=global_batch,
-            pins=text,
-            precision="fp32",
+class Planner:
+    """A captured model in float32 and the prices that its searches have asked for so far.
+
+    Weights are always split, as pins say that have a tp: without one it makes no difference.
+    """
+
+    def __init__(self, model: str) -> None:
+        module, source = build_real(model, None, 0)
+        program = capture(module, source.example_inputs, name=source.name, dtype=torch.float32)
+        self.program = prepare(program, program.sizes)
+        self._costs: dict[Any, ModelCosts] = {}
+
+    def plan(self, ranks: int, pins: str, global_batch: int = 8) -> Plan:
+        """What `autopar.plan` gives on `cpu:ranks`, without the explanation."""
+        cluster, program = Cluster.parse(f"cpu:{ranks}"), self.program
+        options = SearchOptions(
+            global_batch=global_batch, precision="fp32", optimizer="adamw", pins=parse_pins(pins)
         )
-        assert outcome.plan is not None, text
-        plans.append(outcome.plan)
-    return plans
+        boundary = options.pins.boundary
+        key = ranks, boundary
+        if key not in self._costs:
+            self._costs[key] = ModelCosts(
+                program, cluster, program.sizes, boundary=boundary, split_weights=True
+            )
+        costs = self._costs[key]
+        result = search(costs, cluster, options, explain=False)
+        assert result.choice is not None, pins
+        return build_plan(
+            program,
+            cluster,
+            result,
+            program.sizes,
+            global_batch,
+            costs.blocks.kinds,
+            costs.flops_per_sample(result.choice.microbatch),
+            {},
+            costs.all_notes(),
+        )

@@ -8,20 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-import autopar
-from tests.end_to_end.dropout import DRAWS, LAYOUTS, RATE, make_plan, on_rank, one_device_losses
+from tests.end_to_end.dropout import DRAWS, one_device_losses, ranks_of_a_planner
+from tests.end_to_end.models import RATE
+from tests.warm_ranks import run_planner
 
 KEYS = ("pp1 dp2 tp2", "pp2 dp1 tp2")
 
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
-    plans = [make_plan(pins) for pins in LAYOUTS]
-    for plan in plans:
-        placements = plan.placements["transformer.h.0"]
-        assert placements["dropout"].startswith(("shard", "replicate"))
-        assert placements["scaled_dot_product_attention"] == "shard g"
-    return autopar.launch(on_rank, 4, plans, timeout_seconds=250)
+    return run_planner(ranks_of_a_planner)
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -3,15 +3,13 @@ steps."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from autopar.runtime.launch import spawn
 from autopar.workflow.verification import Case, Verdict, verify_plans
-from tests.end_to_end.plans import search_plans
+from tests.end_to_end.models import MODELS
+from tests.end_to_end.plans import Planner
+from tests.warm_ranks import run_on_forks, run_planner
 
-MODELS = Path(__file__).parent / "models.py"
 ARCHITECTURES = ("llama", "gpt2", "qwen3", "gemma2")
 
 TWO_RANKS = {
@@ -37,17 +35,24 @@ FOUR_RANKS = {
 }
 
 
-def _run(names: dict[str, str], nproc: int, model: str, steps: int) -> dict[str, Verdict]:
-    """Search here, execute there: one capture for all searches, one on every rank."""
-    text = f"{MODELS}:{model}"
-    cases = [
-        Case(text, pins, plan=plan.to_dict(), steps=steps)
-        for pins, plan in zip(
-            names.values(), search_plans(text, nproc, list(names.values())), strict=True
-        )
-    ]
-    found = spawn(verify_plans, nproc, (text, cases), timeout_seconds=280)[0]
-    return dict(zip(names, found, strict=True))
+def _verdicts(text: str, layouts: dict[int, dict[str, str]], steps: int) -> dict[str, Verdict]:
+    """In a planner: capture and search once, then fork the ranks of each world size."""
+    planner = Planner(text)
+    found: dict[str, Verdict] = {}
+    for nproc, names in layouts.items():
+        plans = [planner.plan(nproc, pins) for pins in names.values()]
+        cases = [
+            Case(text, pins, plan=plan.to_dict(), steps=steps)
+            for pins, plan in zip(names.values(), plans, strict=True)
+        ]
+        arguments = (text, cases, planner.program)
+        by_rank = run_on_forks(verify_plans, nproc, arguments, timeout_seconds=200)
+        found.update(zip(names, by_rank[0], strict=True))
+    return found
+
+
+def _run(model: str, layouts: dict[int, dict[str, str]], steps: int = 0) -> dict[str, Verdict]:
+    return run_planner(_verdicts, f"{MODELS}:{model}", layouts, steps)
 
 
 def _check(verdicts: dict[str, Verdict]) -> None:
@@ -62,22 +67,15 @@ def _check(verdicts: dict[str, Verdict]) -> None:
 
 
 @pytest.mark.parametrize("model", ARCHITECTURES)
-def test_two_ranks_equal_one_device(model: str) -> None:
-    _check(_run(TWO_RANKS, 2, model, steps=0))
-
-
-@pytest.mark.parametrize("model", ARCHITECTURES)
-def test_four_ranks_equal_one_device(model: str) -> None:
-    _check(_run(FOUR_RANKS, 4, model, steps=0))
+def test_every_layout_equals_one_device(model: str) -> None:
+    verdicts = _run(model, {2: TWO_RANKS, 4: FOUR_RANKS})
+    assert len(verdicts) == 15
+    _check(verdicts)
 
 
 def test_ten_adamw_steps_stay_together() -> None:
-    names = {
-        "tp2 pp2": FOUR_RANKS["tp2 pp2"],
-        "dp2 tp2 zero3": FOUR_RANKS["dp2 tp2 zero3"],
-        "dp2 pp2 zero1": FOUR_RANKS["dp2 pp2 zero1"],
-    }
-    verdicts = _run(names, 4, "gpt2", steps=10)
+    names = ("tp2 pp2", "dp2 tp2 zero3", "dp2 pp2 zero1")
+    verdicts = _run("gpt2", {4: {n: FOUR_RANKS[n] for n in names}}, steps=10)
     _check(verdicts)
     for verdict in verdicts.values():
         assert len(verdict.step_losses) == 10
@@ -87,10 +85,8 @@ def test_ten_adamw_steps_stay_together() -> None:
 
 def test_heads_that_tp_does_not_divide() -> None:
     """Three heads on two ranks: attention is not split by heads; the rest is, and it is equal."""
-    verdicts = _run({"tp2": TWO_RANKS["tp2"]}, 2, "llama_three_heads", steps=0)
-    _check(verdicts)
+    _check(_run("llama_three_heads", {2: {"tp2": TWO_RANKS["tp2"]}}))
 
 
 def test_grouped_heads_fewer_than_tp() -> None:
-    verdicts = _run({"tp4": FOUR_RANKS["tp4"]}, 4, "llama_grouped", steps=0)
-    _check(verdicts)
+    _check(_run("llama_grouped", {4: {"tp4": FOUR_RANKS["tp4"]}}))

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autopar.placement import Placement
 from autopar.runtime import collectives  # noqa: F401 - registers the ops
-from autopar.runtime.launch import spawn
+from tests.warm_ranks import run_on_ranks
 
 ops = torch.ops.autopar
 SHAPE = (4, 8, 12)
@@ -89,7 +89,7 @@ def check_edges() -> int:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_values_and_gradients(ranks: int) -> None:
-    assert spawn(check_edges, ranks, timeout_seconds=90) == [len(CASES)] * ranks
+    assert run_on_ranks(check_edges, ranks, timeout_seconds=90) == [len(CASES)] * ranks
 
 
 @pytest.mark.parametrize(("name", "dim", "other"), CASES)

@@ -7,8 +7,8 @@ from torch.distributed.tensor import distribute_tensor
 
 from autopar.mesh import Mesh
 from autopar.runtime.gather import gather_to_first
-from autopar.runtime.launch import spawn
 from autopar.runtime.ranks import Ranks
+from tests.warm_ranks import run_on_ranks
 
 
 def test_copies(one_rank: Ranks) -> None:
@@ -29,4 +29,4 @@ def gathered() -> dict[str, list[float]]:
 
 def test_every_stage_and_the_first_of_several_holders() -> None:
     expected = {"own0": [0.0, 0.0], "both": [5.0, 5.0], "own1": [1.0, 1.0]}
-    assert spawn(gathered, 2, timeout_seconds=60) == [expected, {}]
+    assert run_on_ranks(gathered, 2, timeout_seconds=60) == [expected, {}]

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import nn
 
 from autopar.runtime import gradients
-from autopar.runtime.launch import spawn
 from autopar.runtime.ranks import Ranks
+from tests.warm_ranks import run_on_ranks
 
 
 def test_buckets_hold_one_dtype_and_about_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,4 +50,4 @@ def test_sums_of_two_ranks() -> None:
     # Per backward 1 + 2 over the ranks, two backwards. The bucket that holds the idle parameter
     # (the last one, so in the first bucket) keeps all from leaving before `finish`.
     expected = ([6.0] * 8, [3.0, 3.0], [0, 0])
-    assert spawn(sums, 2, timeout_seconds=60) == [expected, expected]
+    assert run_on_ranks(sums, 2, timeout_seconds=60) == [expected, expected]

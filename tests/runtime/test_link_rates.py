@@ -7,9 +7,9 @@ from typing import Any
 import torch.distributed as dist
 
 from autopar.mesh import Mesh
-from autopar.runtime.launch import spawn
 from autopar.runtime.link_rates import KINDS, collective_samples, level_groups
 from autopar.runtime.ranks import Ranks
+from tests.warm_ranks import run_on_ranks
 
 
 def samples_on_two() -> list[Any]:
@@ -24,7 +24,7 @@ def members() -> dict[tuple[int, int], list[int]]:
 
 
 def test_all_ranks_measure_the_same_and_agree_on_the_slowest() -> None:
-    first, second = spawn(samples_on_two, 2, timeout_seconds=120)
+    first, second = run_on_ranks(samples_on_two, 2, timeout_seconds=120)
     assert first == second
     kinds = {sample.kind for sample in first}
     assert {"all_reduce", "all_gather", "send"} <= kinds <= set(KINDS)
@@ -34,7 +34,7 @@ def test_all_ranks_measure_the_same_and_agree_on_the_slowest() -> None:
 
 
 def test_groups_have_their_stride() -> None:
-    found = spawn(members, 4, timeout_seconds=120)
+    found = run_on_ranks(members, 4, timeout_seconds=120)
     assert [f[2, 1] for f in found] == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert [f[2, 2] for f in found] == [[0, 2], [1, 3], [0, 2], [1, 3]]
     assert [f[4, 1] for f in found] == [[0, 1, 2, 3]] * 4

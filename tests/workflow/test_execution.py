@@ -12,7 +12,7 @@ def step_seconds(execution: str, tp: int) -> float:
     program = toys.captured("llama")
     # `ModelCosts` asserts for every block that the placement search's objective is the price of
     # the rewritten graph.
-    found = search_program(program, cluster, global_batch_size=64, pins=f"tp={tp}")
+    found = search_program(program, cluster, global_batch_size=64, pins=f"tp={tp},microbatch=16")
     assert found.plan is not None
     return float(found.plan.predicted["step_seconds"])
 

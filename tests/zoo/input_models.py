@@ -117,6 +117,11 @@ def bf16() -> tuple[nn.Module, dict[str, Any]]:
     return model.to(torch.bfloat16), inputs
 
 
+def fp16() -> tuple[nn.Module, dict[str, Any]]:
+    model, inputs = llama(num_hidden_layers=2)
+    return model.to(torch.float16), inputs
+
+
 class Shared(nn.Module):
     """Two matrices that the first and the last layer share, and read in opposite orders."""
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autopar.runtime.launch import spawn
 from autopar.workflow.verification import Case, Verdict, verify_case
+from tests.warm_ranks import run_on_ranks
 
 MODELS = Path(__file__).parent / "input_models.py"
 TP, PP, ZERO = "tp=2,weights=split,boundary=R", "pp=2", "dp=2,zero=3"
@@ -20,6 +20,7 @@ CASES = {
     "shared": (f"{PP},microbatches=2",),
     "frozen_tied": (f"{PP},microbatches=2", ZERO),
     "bf16": (ZERO,),
+    "fp16": (TP, f"{PP},microbatches=2", ZERO),
 }
 
 
@@ -30,7 +31,7 @@ def _run(cases: list[Case]) -> list[Verdict | None]:
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, list[Verdict]]:
     cases = [Case(f"{MODELS}:{name}", pins) for name, pins in _pairs()]
-    found = spawn(_run, 2, (cases,), timeout_seconds=280)[0]
+    found = run_on_ranks(_run, 2, (cases,), timeout_seconds=280)[0]
     result: dict[str, list[Verdict]] = {name: [] for name in CASES}
     for (name, _), verdict in zip(_pairs(), found, strict=True):
         result[name].append(verdict)
