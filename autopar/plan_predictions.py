@@ -23,6 +23,8 @@ def predictions(name: str, value: Any) -> dict[str, Any]:
             "stage_seconds": lambda n, v: items(n, v, _amounts),
             "alternatives": lambda n, v: items(n, v, _other_plan),
             "recipes": lambda n, v: items(n, v, _other_plan),
+            "neighbours": lambda n, v: items(n, v, _other_plan),
+            "activation_formula": _formula,
             "search": _search,
         },
     )
@@ -36,8 +38,23 @@ def _other_plan(name: str, value: Any) -> dict[str, Any]:
     return told(
         name,
         value,
-        {"name": text, "mesh": _mesh, "why": text, "fits": flag, "step_seconds": amount},
+        {
+            **{"name": text, "change": text, "mesh": _mesh, "why": text},
+            **{"fits": flag, "step_seconds": amount},
+        },
     )
+
+
+def _formula(name: str, value: Any) -> dict[str, Any]:
+    return told(
+        name,
+        value,
+        {"block": text, "activations": text, "count": count, "bytes": amount, "values": _counts},
+    )
+
+
+def _counts(name: str, value: Any) -> dict[str, Any]:
+    return entries(name, value, count)
 
 
 def _mesh(name: str, value: Any) -> Any:

@@ -36,6 +36,7 @@ class Facts:
     alternatives: tuple[Mapping[str, Any], ...]
     recipes: tuple[Mapping[str, Any], ...]
     neighbours: tuple[Mapping[str, Any], ...]
+    activation_formula: Mapping[str, Any]
 
     @staticmethod
     def of(plan: Plan) -> Facts:
@@ -54,6 +55,7 @@ class Facts:
             tuple(p.get("alternatives") or ()),
             tuple(p.get("recipes") or ()),
             tuple(p.get("neighbours") or ()),
+            p.get("activation_formula") or {},
         )
 
     @property

@@ -15,7 +15,7 @@ def limits(plan: Plan) -> list[str]:
     """Sentences, the most important first; empty when the plan has no predictions."""
     facts = Facts.of(plan)
     found = [_largest(facts), _bubble(plan, facts), *_communication(plan, facts)]
-    found += [_recompute(plan, facts), _memory(facts)]
+    found += [_recompute(plan, facts), _memory(facts), _activations(facts)]
     return [sentence for sentence in found if sentence]
 
 
@@ -112,6 +112,19 @@ def _memory(facts: Facts) -> str:
             f", {format_bytes(free)} free" if free >= 0 else f", {format_bytes(-free)} TOO MUCH"
         )
     return f"{text}, {percent_text(part)} of it {largest}{verdict}."
+
+
+def _activations(facts: Facts) -> str:
+    """The formula of what a layer keeps, beside its number."""
+    formula = facts.activation_formula
+    if not formula:
+        return ""
+    values = ", ".join(f"{k} = {v:,}" for k, v in (formula.get("values") or {}).items())
+    return (
+        f"A micro-batch keeps in {formula.get('block', '?')} (×{formula.get('count', '?')}), where "
+        f"it is not recomputed: {formula.get('activations', '?')} bytes = "
+        f"{format_bytes(float(formula.get('bytes') or 0))} with {values}."
+    )
 
 
 def proof(plan: Plan) -> str:

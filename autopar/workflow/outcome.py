@@ -11,6 +11,7 @@ from autopar.mesh import Mesh
 from autopar.plan_document import Plan
 from autopar.program import Program
 from autopar.search.result import Choice, SearchResult
+from autopar.workflow.activation_formula import ActivationFormula
 
 NOTES_SHOWN = 40
 
@@ -64,9 +65,10 @@ def build_plan(
     flops_per_sample: float,
     seconds: dict[str, float],
     notes: tuple[str, ...],
+    formula: ActivationFormula | None = None,
 ) -> Plan:
     """The plan of a search that found one. `flops_per_sample`: forward and backward of one sample,
-    whole model."""
+    whole model; `formula`: what its repeated block keeps."""
     choice = result.choice
     assert choice is not None
     bound = {**sizes, "batch": choice.microbatch}
@@ -87,9 +89,10 @@ def build_plan(
         placements={k: dict(v) for k, v in choice.chain.placements.items()},
         kinds=kinds,
         sizes=bound,
-        predicted=_predictions(
-            result, choice, cluster, bound, global_batch, flops_per_sample, seconds
-        ),
+        predicted={
+            **_predictions(result, choice, cluster, bound, global_batch, flops_per_sample, seconds),
+            **({"activation_formula": formula.to_dict()} if formula else {}),
+        },
         notes=tuple(dict.fromkeys((*notes, *result.notes)))[:NOTES_SHOWN],
     )
 
