@@ -35,9 +35,9 @@ from autopar.search.infeasible import explain_infeasible, infeasible_error
 from autopar.search.options import Pins, SearchOptions, parse_pins
 from autopar.search.result import Choice
 from autopar.units import parse_bytes
-from autopar.workflow.activation_formula import ActivationFormula, activation_formula
+from autopar.workflow.activation_formula import activation_formula
 from autopar.workflow.model_costs import ModelCosts, prepare
-from autopar.workflow.outcome import Outcome, build_plan
+from autopar.workflow.outcome import Explanation, Outcome, build_plan
 from autopar.workflow.world import decide_on_first_rank, world_cluster, world_size
 
 if TYPE_CHECKING:
@@ -197,20 +197,24 @@ def search_program(
         return Outcome(None, result, program, seconds)
     flops = costs.flops_per_sample(result.choice.microbatch)
     kinds, notes = costs.blocks.kinds, costs.all_notes()
-    formula = _formula(costs, result.choice) if explain else None
+    more = _explanation(costs, result.choice, seconds) if explain else Explanation()
     found = build_plan(
-        program, cluster, result, sizes, global_batch_size, kinds, flops, seconds, notes, formula
+        program, cluster, result, sizes, global_batch_size, kinds, flops, seconds, notes, more
     )
     return Outcome(found, result, program, seconds)
 
 
-def _formula(costs: ModelCosts, choice: Choice) -> ActivationFormula | None:
-    """What the repeated block of a chosen plan keeps, as a formula."""
-    sizes = {**costs.sizes, "batch": choice.microbatch}
+def _explanation(costs: ModelCosts, choice: Choice, seconds: dict[str, float]) -> Explanation:
+    """A second solver's word on the chosen placements, and what the repeated block keeps."""
+    start = time.perf_counter()
     chain, tp = choice.chain, choice.mesh.tp
-    return activation_formula(
+    confirmed = costs.confirm(chain, tp, choice.microbatch)
+    sizes = {**costs.sizes, "batch": choice.microbatch}
+    formula = activation_formula(
         costs.program, costs.blocks, chain.placements, chain.boundary, tp, sizes
     )
+    seconds["explain"] = time.perf_counter() - start
+    return Explanation(formula, confirmed)
 
 
 def whole_batch(pins: Pins, reason: str) -> Pins:

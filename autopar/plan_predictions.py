@@ -70,6 +70,7 @@ def _search(name: str, value: Any) -> dict[str, Any]:
             "gap": amount,
             "shapes": count,
             "pruned": count,
+            "placements_confirmed": count,
             "seconds": _amounts,
         },
     )

@@ -65,6 +65,8 @@ CASES = (
     Case("llama3-8b", "h100:8x8", target_seconds=60, target_bytes=4 * GIB),
     Case("llama3-70b", "h100:8x8", target_seconds=120, target_bytes=8 * GIB),
     Case("llama3-405b", "h100:128x8", target_seconds=120, target_bytes=8 * GIB),
+    Case("llama3-405b", "h100:2048x8", 75, 4 * GIB, global_batch=16384),
+    Case("gpt3-175b", "a100-80:128x8", 60, 4 * GIB, sequence=2048, global_batch=1536),
 )
 # Source: its own run on a 2-core machine of the kind that made this table.
 PEER = (
@@ -114,8 +116,8 @@ def row(result: Measured) -> str:
     parts = "/".join(f"{search['seconds'][k]:.1f}" for k in ("capture", "analyse", "search"))
     case = result.case
     cells = [
-        case.model,
-        case.cluster,
+        f"{case.model}, {case.sequence}",
+        f"{case.cluster}, {case.global_batch:,}",
         f"{result.seconds:.1f} s ({parts})",
         f"{result.cpu_seconds:.1f} s",
         f"{result.peak_bytes / GIB:.2f} GiB",
@@ -130,16 +132,15 @@ def row(result: Measured) -> str:
 def lines(results: list[Measured]) -> list[str]:
     """The section of RESULTS.md."""
     titles = (
-        "model", "cluster", "wall (capture/analyse/search)", "CPU", "peak memory", "target",
-        "proof", "plan", "predicted step",
+        "model, sequence", "cluster, global batch", "wall (capture/analyse/search)", "CPU",
+        "peak memory", "target", "proof", "plan", "predicted step",
     )  # fmt: skip
-    case = CASES[0]
     return [
         "Made by `benchmarks/planning.py`. Wall and CPU time of the whole `autopar plan` process,",
         "imports included; in brackets what the planner reports for its three parts. Memory is the",
         "peak resident size of that process.",
         "",
-        f"Sequence {case.sequence}, global batch {case.global_batch}. {machine()}",
+        machine(),
         "",
         "| " + " | ".join(titles) + " |",
         "|" + " --- |" * len(titles),

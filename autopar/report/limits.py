@@ -147,6 +147,8 @@ def proof(plan: Plan) -> str:
         looked = plural(int(search["shapes"]), "mesh shape")
         pruned = f", {int(search['pruned']):,} pruned by bound" if search.get("pruned") else ""
         parts.append(f"{looked} explored{pruned}")
+    if confirmed := search.get("placements_confirmed"):
+        parts.append(f"{plural(int(confirmed), 'placement')} confirmed by a second solver (HiGHS)")
     seconds = search.get("seconds") or {}
     if seconds:
         spent = ", ".join(f"{k} {format_seconds(float(v))}" for k, v in seconds.items())

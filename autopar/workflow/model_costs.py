@@ -31,7 +31,7 @@ from autopar.passes.rewrite.place import place
 from autopar.placement import Placement, Replicate, Shard
 from autopar.program import Program, copy_graph, module_path, user_line
 from autopar.workflow.block_kinds import BlockKinds, Kind
-from autopar.workflow.placed_blocks import PlacedBlocks, placed_blocks
+from autopar.workflow.placed_blocks import PlacedBlocks, confirm, placed_blocks
 
 _PRODUCTS = frozenset({"linear", "addmm", "mm", "matmul", "bmm", "embedding"})
 
@@ -88,6 +88,7 @@ class ModelCosts:
         self._alternatives: dict[tuple[int, int], tuple[Alternative, ...]] = {}
         self._optimistic: dict[tuple[int, int], ChainCost] = {}
         self._prices: dict[object, BlockCost] = {}
+        self._points: dict[tuple[int, int, str], tuple[PlacedBlocks, bool]] = {}
 
     def tp_degrees(self, limit: int) -> list[int]:
         """Degrees up to `limit` at which at least one matrix product of the model can be split."""
@@ -116,6 +117,21 @@ class ModelCosts:
                     found = self._placed(tp, microbatch, False)
             self._alternatives[key] = tuple(found)
         return self._alternatives[key]
+
+    def confirm(self, chain: ChainCost, tp: int, microbatch: int) -> int:
+        """Have the placements of an alternative proven by a second solver; see
+        `placed_blocks.confirm`. Nothing is placed when tp is 1."""
+        if tp == 1:
+            return 0
+        placed, split = self._points[tp, microbatch, chain.label]
+        return confirm(
+            placed,
+            self.kinds.at(microbatch),
+            self.kinds.groups(),
+            self._axis(tp),
+            self.state_bytes,
+            split_weights=split,
+        )
 
     def whole(self, microbatch: int) -> ChainCost:
         """The model on one rank, nothing split."""
@@ -211,6 +227,7 @@ class ModelCosts:
                 least = {k: _only_seconds(floor[k], placed.seconds[k]) for k in kinds}
                 chain = self._along_chain(str(boundary), placed.label, least)
                 price = cache(partial(self._priced, placed, tp, microbatch))
+                self._points[tp, microbatch, placed.label] = placed, split
                 found.append(Alternative(str(boundary), chain, price))
         return found
 

@@ -17,6 +17,15 @@ NOTES_SHOWN = 40
 
 
 @dataclass(frozen=True)
+class Explanation:
+    """What is found out about a chosen plan alone. `confirmed`: how many placement problems a
+    second solver found the same optimum for."""
+
+    formula: ActivationFormula | None = None
+    confirmed: int = 0
+
+
+@dataclass(frozen=True)
 class Outcome:
     """A plan (None when nothing fits) with the search that found it and the program it is for."""
 
@@ -65,10 +74,10 @@ def build_plan(
     flops_per_sample: float,
     seconds: dict[str, float],
     notes: tuple[str, ...],
-    formula: ActivationFormula | None = None,
+    more: Explanation = Explanation(),
 ) -> Plan:
     """The plan of a search that found one. `flops_per_sample`: forward and backward of one sample,
-    whole model; `formula`: what its repeated block keeps."""
+    whole model."""
     choice = result.choice
     assert choice is not None
     bound = {**sizes, "batch": choice.microbatch}
@@ -89,12 +98,19 @@ def build_plan(
         placements={k: dict(v) for k, v in choice.chain.placements.items()},
         kinds=kinds,
         sizes=bound,
-        predicted={
-            **_predictions(result, choice, cluster, bound, global_batch, flops_per_sample, seconds),
-            **({"activation_formula": formula.to_dict()} if formula else {}),
-        },
+        predicted=_explained(
+            _predictions(result, choice, cluster, bound, global_batch, flops_per_sample, seconds),
+            more,
+        ),
         notes=tuple(dict.fromkeys((*notes, *result.notes)))[:NOTES_SHOWN],
     )
+
+
+def _explained(predictions: dict[str, Any], more: Explanation) -> dict[str, Any]:
+    if more.formula:
+        predictions["activation_formula"] = more.formula.to_dict()
+    predictions["search"]["placements_confirmed"] = more.confirmed
+    return predictions
 
 
 def _predictions(

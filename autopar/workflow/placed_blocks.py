@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.errors import InfeasibleError
+from autopar.errors import InfeasibleError, PassError
 from autopar.passes.analysis.block_problem import Axis, build_problem, source_names
 from autopar.passes.rewrite.place import PARAMETER, relative
 from autopar.placement import Placement
-from autopar.search.placement_objective import seconds_by_block
+from autopar.search.elimination import eliminate
+from autopar.search.placement_objective import TIE, seconds_by_block
+from autopar.search.placement_program import Model
 from autopar.search.placements import solve
 from autopar.workflow.block_kinds import Kind
 
@@ -63,6 +65,41 @@ def placed_blocks(
         if all(point.placements != other.placements for other in distinct):
             distinct.append(point)
     return distinct
+
+
+def confirm(
+    placed: PlacedBlocks,
+    kinds: Mapping[str, Kind],
+    groups: Sequence[Sequence[str]],
+    axis: Axis,
+    state_bytes: float,
+    *,
+    split_weights: bool,
+) -> int:
+    """Solve the placement problems of one point again, as integer programs by OR-Tools.
+
+    Returns how many problems the two solvers agree on; those that were integer programs in the
+    first place have no second answer. Raises `PassError` where they differ.
+    """
+    agreed = 0
+    for group in groups:
+        parts = [(k, kinds[k].graph, kinds[k].slots, kinds[k].over(axis.ranks)) for k in group]
+        problem = build_problem(
+            parts, axis, placed.boundary, state_bytes, split_weights=split_weights
+        )
+        first = eliminate(problem, (placed.price,))
+        if first is None:
+            continue
+        second = Model(problem).solve(placed.price)
+        costs = [s.seconds + (placed.price + TIE) * s.bytes for s in (first[0], second)]
+        if abs(costs[0] - costs[1]) > 1e-6 * max(costs):
+            raise PassError(
+                f"placement of {'+'.join(group)}: elimination finds {costs[0]:.12g}, the integer "
+                f"program {costs[1]:.12g}",
+                next_step="this is a fault of autopar: report the model, cluster and options",
+            )
+        agreed += 1
+    return agreed
 
 
 def _named_in_plan(kind: Kind, choice: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from autopar.cluster import Cluster
+from autopar.errors import PassError
 from autopar.passes.capture import capture
+from autopar.search.placement_objective import Solution
+from autopar.workflow import placed_blocks
 from autopar.workflow.model_costs import ModelCosts, prepare
 
 Attend = Callable[[torch.Tensor], torch.Tensor]
@@ -75,3 +78,17 @@ def test_an_alternative_costs_what_its_sketch_says_and_no_less_than_the_bound() 
             assert block.seconds >= optimistic.seconds * (1 - 1e-12)
             assert block.saved_bytes >= least.saved_bytes
             assert block.parameters >= least.parameters
+
+
+def test_a_second_solver_confirms_the_placements(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = costs(apart, 2)
+    for known in found.alternatives(2, 4):
+        assert found.confirm(known.price(), 2, 4) == len(found.kinds.groups()) > 0
+    assert found.confirm(found.whole(4), 1, 4) == 0
+    monkeypatch.setattr(
+        placed_blocks,
+        "eliminate",
+        lambda problem, prices: [Solution({}, 1.0, 0.0)],
+    )
+    with pytest.raises(PassError, match="elimination finds 1"):
+        found.confirm(found.alternatives(2, 4)[0].price(), 2, 4)
