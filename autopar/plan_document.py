@@ -35,6 +35,7 @@ PRECISIONS = ("fp32", "bf16-mixed", "bf16", "fp16")
 OPTIMIZERS = ("adamw", "sgd", "sgd-momentum")
 # Between blocks values are whole, or shards; never terms of a sum.
 BOUNDARY = re.compile(r"^(R|S\(\d{1,3}\))$")
+STORED = re.compile(r"^(R\*?|S\(\d{1,3}\))$")
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,13 @@ def _boundary(name: str, value: Any) -> str:
 
 
 def _placements(name: str, value: Any) -> dict[str, dict[str, str]]:
-    return entries(name, value, lambda n, v: entries(n, v, text))
+    found: dict[str, dict[str, str]] = entries(name, value, lambda n, v: entries(n, v, text))
+    for block, chosen in found.items():
+        for key, placement in chosen.items():
+            # What is no op's strategy but where a parameter lives; see `passes/rewrite/place.py`.
+            if key.startswith("parameter ") and not STORED.match(placement):
+                raise wrong(f"{name}.{block}.{key}", placement, "R, R*, or S(dim), as S(0)")
+    return found
 
 
 _REQUIRED: dict[str, Check] = {

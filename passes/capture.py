@@ -14,6 +14,7 @@ from autopar.loss_function import LossFunction
 from autopar.marks import mark_nodes
 from autopar.passes.capture_export import Exported, export
 from autopar.passes.capture_graph import batch_size, program_of
+from autopar.passes.capture_library import of_libraries
 from autopar.passes.capture_refusal import explain, remember_paths
 from autopar.passes.capture_twin import (
     meta_twin,
@@ -32,7 +33,7 @@ def capture(
     name: str = "",
     dtype: torch.dtype | None = None,
     loss_fn: LossFunction | None = None,
-    replay_repeats: bool = True,
+    replay_repeats: bool | None = None,
 ) -> Program:
     """Capture the forward of `model` in its present mode as one graph that ends in a scalar loss.
 
@@ -41,13 +42,14 @@ def capture(
     batch. What is no tensor becomes fixed. `dtype`: compute dtype of the floating parameters
     (buffers keep theirs). `loss_fn`: of a model that returns no loss, see `loss_of`. Batch and
     sequence become symbols where torch.export allows. `replay_repeats`: trace a repeated layer once
-    where the result is provably the same.
+    where the result is provably the same (default: in models made of library code alone).
     Raises `CaptureError` naming the module, the user's line and what to do.
     """
     inputs = named_inputs(model, example_inputs)
+    repeats = of_libraries(model) if replay_repeats is None else replay_repeats
 
     def captured(given: Mapping[str, Any], symbols: bool) -> Program:
-        return _captured(model, given, name, dtype, loss_fn, symbols, replay_repeats)
+        return _captured(model, given, name, dtype, loss_fn, symbols, repeats)
 
     program = captured(inputs, True)
     if "batch" in program.symbols:

@@ -16,15 +16,28 @@ Tensor = torch.Tensor
 
 
 def count_targets(program: StageProgram, microbatches: list[dict[str, Tensor]]) -> list[float]:
-    """Targets in each of this rank's microbatches (empty when the stage does not count)."""
+    """Targets in each of this rank's microbatches (empty when the stage does not count).
+
+    Raises `PlanError` where weights of both signs cancel out: the mean of such a part is undefined,
+    but what it adds to the whole loss is not 0.
+    """
     if program.count is None:
         return []
-    counts = []
+    counts, least = [], []
     with torch.no_grad():
         for batch in microbatches:
             result = program.count(*(batch[name] for name in program.count_inputs))
-            counts.append(result[0] if isinstance(result, tuple | list) else result)
-    return [float(value) for value in torch.stack([c.double() for c in counts]).tolist()]
+            total, *more = result if isinstance(result, tuple | list) else (result,)
+            counts.append(total)
+            least += more
+    found = torch.stack([c.double() for c in (*counts, *least)]).tolist()
+    numbers, lowest = found[: len(counts)], found[len(counts) :]
+    if any(n == 0 and low < 0 for n, low in zip(numbers, lowest, strict=False)):
+        raise PlanError(
+            "the weights of a part of the batch add up to 0, though some are negative",
+            next_step="plan with the batch whole (dp=1,microbatches=1), or shuffle the batch",
+        )
+    return [float(number) for number in numbers]
 
 
 def loss_weights(

@@ -71,6 +71,8 @@ def test_recompute_label() -> None:
         ({"kinds": {"embed": "embed"}}, "kinds.embed is 'embed'"),
         ({"notes": "all good"}, "notes is 'all good'"),
         ({"placements": {"embed": {"linear": 1}}}, "placements.embed.linear is 1"),
+        ({"placements": {"embed": {"parameter a.b": ""}}}, "placements.embed.parameter a.b is ''"),
+        ({"placements": {"embed": {"parameter w": "P"}}}, "placements.embed.parameter w is 'P'"),
         ({"microbatch": 10**400}, "microbatch is 1000"),
         ({"predicted": {"step_seconds": "fast"}}, "predicted.step_seconds is 'fast'"),
         (

@@ -50,7 +50,7 @@ def test_a_range_that_is_none(text: str) -> None:
 
 def test_prices() -> None:
     assert parse_prices("h100=2.5, a100-80=1") == {"h100": 2.5, "a100-80": 1.0}
-    for text in ("h100", "h100=", "h100=x", "h100=-1", "h100=nan"):
+    for text in ("h100", "h100=", "h100=x", "h100=-1", "h100=nan", "h100=inf", "h100=1,h100=2"):
         with pytest.raises(UsageError, match="h100"):
             parse_prices(text)
 

@@ -106,7 +106,8 @@ def expand_clusters(text: str) -> list[str]:
         first, last = int(found["first"]), int(found["last"])
         if not 0 < first <= last:
             raise UsageError(
-                f"clusters {part!r} starts above its end", next_step="write the smaller one first"
+                f"clusters {part!r} is no range",
+                next_step="start with at least one node, and with the smaller number",
             )
         while first <= last:
             names.append(f"{found['name']}:{first}{found['rest'] or ''}")
@@ -121,11 +122,13 @@ def parse_prices(text: str) -> dict[str, float]:
     prices: dict[str, float] = {}
     for part in (p.strip() for p in text.split(",") if p.strip()):
         name, equals, value = (x.strip() for x in part.partition("="))
+        if name in prices:
+            raise UsageError(f"the price of {name} is given twice", next_step="keep one of them")
         try:
             prices[name] = float(value)
         except ValueError:
             equals = ""
-        if not equals or not prices[name] >= 0:
+        if not equals or not 0 <= prices[name] < float("inf"):
             raise UsageError(
                 f"price {part!r} is no DEVICE=NUMBER", next_step="write for example h100=2.5"
             )

@@ -79,7 +79,26 @@ def cut_count(program: Program, blocks: Blocks, bindings: Bindings) -> fx.GraphM
             total = module.graph.call_function(torch.ops.aten.sum.default, (valid,))
         output.args = ((total,),)
         module.recompile()
+    else:
+        _return_least(module)
     return module
+
+
+def _return_least(module: fx.GraphModule) -> None:
+    """Beside a sum of weights also the least of them: a part whose weights cancel out still has a
+    loss, which its mean can't tell."""
+    total = outputs_of(module.graph)[0]
+    if getattr(total.target, "_opname", "") != "sum":
+        return
+    weights = total.args[0]
+    value = weights.meta.get("val") if isinstance(weights, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.dtype is torch.bool or not value.numel():
+        return
+    output = module.graph.output_node()
+    with module.graph.inserting_before(output):
+        least = module.graph.call_function(torch.ops.aten.min.default, (weights,))
+    output.args = ((total, least),)
+    module.recompile()
 
 
 def cut_free(

@@ -85,7 +85,7 @@ def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compare(model: nn.Module, inputs: Any = (X,), **options: Any) -> None:
-    shared = capture(model, inputs, **options)
+    shared = capture(model, inputs, replay_repeats=True, **options)
     full = capture(model, inputs, replay_repeats=False, **options)
     assert rows(shared) == rows(full)
     assert shared.fingerprint() == full.fingerprint()
@@ -98,7 +98,7 @@ def test_equal_layers_are_traced_at_the_start_and_at_the_end(replays: list[int])
 
 
 def test_each_replayed_layer_has_its_own_parameters_and_paths() -> None:
-    program = capture(Stack(), (X,))
+    program = capture(Stack(), (X,), replay_repeats=True)
     places = {n.name: program.input(n.name).target for n in program.graph.nodes if n.op[0] == "p"}
     found = [
         (module_path(n), places[n.args[1].name])
@@ -110,7 +110,7 @@ def test_each_replayed_layer_has_its_own_parameters_and_paths() -> None:
 
 
 def test_three_layers_are_not_worth_it(replays: list[int]) -> None:
-    capture(Stack(layers=3), (X,))
+    capture(Stack(layers=3), (X,), replay_repeats=True)
     assert replays == [0]
 
 
@@ -118,7 +118,7 @@ def test_three_layers_are_not_worth_it(replays: list[int]) -> None:
 @pytest.mark.parametrize("kind", LAYER_KINDS, ids=lambda k: k.__name__)
 def test_layers_that_differ_in_what_they_read(kind: type[Layer]) -> None:
     Counting.calls = Shared.calls = 0
-    shared = capture(Stack(kind), (X,))
+    shared = capture(Stack(kind), (X,), replay_repeats=True)
     Counting.calls = Shared.calls = 0
     assert rows(shared) == rows(capture(Stack(kind), (X,), replay_repeats=False))
 
@@ -150,7 +150,7 @@ def test_the_graph_is_that_of_a_full_trace(kind: type[nn.Module]) -> None:
 def test_what_is_allowed_is_replayed(
     kind: type[nn.Module], expected: int, replays: list[int]
 ) -> None:
-    capture(kind(), (X,))
+    capture(kind(), (X,), replay_repeats=True)
     assert replays == [expected]
 
 
@@ -158,7 +158,7 @@ def test_what_is_allowed_is_replayed(
 def test_what_leaves_by_another_way_is_not_replayed(
     kind: type[nn.Module], replays: list[int]
 ) -> None:
-    capture(kind(), (X,))
+    capture(kind(), (X,), replay_repeats=True)
     assert replays == [0]
 
 
@@ -168,7 +168,7 @@ def test_a_refusal_names_the_layer_that_a_full_trace_names() -> None:
             return self.body(x) if self.index < 5 or x.sum() > 0 else x
 
     with pytest.raises(CaptureError, match=r"module 'layers.5'"):
-        capture(Stack(Branching), (X,))
+        capture(Stack(Branching), (X,), replay_repeats=True)
 
 
 def test_a_last_layer_that_differs_in_a_way_nobody_sees_ends_in_a_full_trace(

@@ -20,6 +20,19 @@ def test_counts_of_each_microbatch() -> None:
     assert count_targets(stage, pieces) == []
 
 
+def test_weights_that_cancel_out_in_a_part_are_refused() -> None:
+    (stage,) = make_stages(make_plan(Mesh()))
+    stage.count_inputs = ("w",)
+
+    def parts(*rows: list[float]) -> list[dict[str, torch.Tensor]]:
+        return [{"w": torch.tensor(row)} for row in rows]
+
+    stage.count = lambda w: (w.sum(), w.min())  # type: ignore[assignment]
+    assert count_targets(stage, parts([1, 2], [0, 0], [-1, 3])) == [3.0, 0.0, 2.0]
+    with pytest.raises(PlanError, match="add up to 0, though some are negative"):
+        count_targets(stage, parts([1, 2], [-1, 1]))
+
+
 def test_weights_sum_to_one() -> None:
     assert loss_weights([2.0, 12.0], 28.0, 2, 2) == [2 / 28, 12 / 28]
     assert loss_weights([], 0.0, 4, 2) == [1 / 8] * 4
