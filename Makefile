@@ -74,6 +74,8 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/memory_of_layouts.py
+	$(BIN)/python benchmarks/memory_at_scale.py
 
 validate: $(READY)
 	@if [ -z '$(TRUTH)' ]; then \

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 from autopar.cluster import Cluster
+from autopar.cost.setting import PRECISION
 from autopar.errors import UsageError
 from autopar.inputs import Inputs
 from autopar.loss_function import LossFunction
@@ -36,6 +36,7 @@ from autopar.search.options import Pins, SearchOptions, parse_pins
 from autopar.search.result import Choice
 from autopar.units import parse_bytes
 from autopar.workflow.activation_formula import activation_formula
+from autopar.workflow.forced_pins import with_forced_pins
 from autopar.workflow.model_costs import ModelCosts, prepare
 from autopar.workflow.outcome import Explanation, Outcome, build_plan
 from autopar.workflow.world import decide_on_first_rank, world_cluster, world_size
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
     from autopar.runtime.program import DistributedProgram
 
-COMPUTE = {"fp32": torch.float32, "bf16-mixed": torch.bfloat16, "bf16": torch.bfloat16}
+COMPUTE: dict[str, torch.dtype] = {n: getattr(torch, p.dtype) for n, p in PRECISION.items()}
 
 
 def plan(
@@ -70,7 +71,7 @@ def plan(
     gets the inputs that it names, the model gets the others.
     `global_batch_size`: samples of one optimizer step over all ranks. `memory_limit`: bytes per
     rank for the five memory terms (or a text such as "70GiB"). `pins`: decisions to keep, as
-    "tp=8,zero=1". `precision`: fp32, bf16-mixed or bf16 (default: that of the parameters).
+    "tp=8,zero=1". `precision`: fp32, bf16-mixed, bf16 or fp16 (default: that of the parameters).
     `sequence`: plan for another length of dim 1 than the example's. `name`: of the model, in the
     plan.
     Raises `InfeasibleError` when nothing fits, `CaptureError` or `UsageError` for bad input.
@@ -179,10 +180,7 @@ def search_program(
             source = prepare(recapture(other_precision), sizes) if recapture else None
         return model_costs(source, other, sizes, options.pins) if source is not None else None
 
-    if program.batch_stays_whole:
-        options = replace(options, pins=whole_batch(options.pins, program.batch_stays_whole))
-    if scalar := program.scalar_parameter():
-        options = replace(options, pins=without_zero(options.pins, scalar))
+    options = with_forced_pins(options, program)
     costs = model_costs(program, cluster, sizes, options.pins)
     analysed = time.perf_counter() - start
     result = search(costs, cluster, options, progress, explain=explain)
@@ -215,28 +213,6 @@ def _explanation(costs: ModelCosts, choice: Choice, seconds: dict[str, float]) -
     )
     seconds["explain"] = time.perf_counter() - start
     return Explanation(formula, confirmed)
-
-
-def whole_batch(pins: Pins, reason: str) -> Pins:
-    """Pins for a loss that can't be put together from parts of the batch, for a reason."""
-    for name, value in (("dp", pins.dp), ("microbatches", pins.microbatches)):
-        if value not in (None, 1):
-            raise UsageError(
-                f"{name}={value}, but {reason}: parts of the batch can't be combined",
-                next_step="return F.cross_entropy, a mean or a sum over the batch; or leave the "
-                "batch whole (dp=1,microbatches=1)",
-            )
-    return replace(pins, dp=1, microbatches=1)
-
-
-def without_zero(pins: Pins, scalar: str) -> Pins:
-    """Pins for a model with a parameter of no dims, which can't be sharded over dp."""
-    if pins.zero not in (None, 0):
-        raise UsageError(
-            f"zero={pins.zero}, but parameter {scalar!r} has no dims and can't be sharded",
-            next_step="make it a tensor of one element (torch.zeros(1)), or use zero=0",
-        )
-    return replace(pins, zero=0)
 
 
 def model_costs(
@@ -340,7 +316,8 @@ def build(
     together(ranks, error)
     agree(ranks, f"{program.fingerprint()} {plan.decisions()}")
     stage = parts.stages[ranks.index("pp")]
-    place_on_device(stage, ranks.device, ranks.group("tp").group_name)
+    groups = {axis: ranks.group(axis).group_name for axis in ("dp", "tp")}
+    place_on_device(stage, ranks.device, groups)
     return DistributedProgram(lambda _: stage, plan, ranks, model, seed=seed)
 
 
@@ -366,17 +343,19 @@ def planned_sizes(program: Program, sequence: int | None) -> dict[str, int]:
 
 
 def default_precision(model: nn.Module) -> str:
-    """fp32 or bf16, by the dtype of most parameters."""
+    """fp32, bf16 or fp16, by the dtype of most parameters."""
     counts: dict[torch.dtype, int] = {}
     for parameter in model.parameters():
         counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
     most = max(counts, key=lambda k: counts[k], default=torch.float32)
-    if most not in (torch.float32, torch.bfloat16):
+    # A mixed precision is asked for by name: parameters alone don't tell it.
+    pure = {COMPUTE[name]: name for name, p in PRECISION.items() if p.storage == p.compute}
+    if most not in pure:
         raise UsageError(
             f"parameters are {most}",
-            next_step="use float32 or bfloat16 parameters, or give precision=",
+            next_step="use float32, bfloat16 or float16 parameters, or give precision=",
         )
-    return "bf16" if most is torch.bfloat16 else "fp32"
+    return pure[most]
 
 
 def launch(

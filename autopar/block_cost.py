@@ -18,10 +18,13 @@ class BlockCost:
     ones in `trainable`). `saved_bytes`: tensors kept for the backward without recomputation, per
     micro-batch; `input_bytes`: what is kept with full recomputation (the block's inputs).
     `transient_bytes`: the largest extra bytes alive at one moment inside the block's forward or
-    backward. `boundary_bytes`: the values that pass from this block to the next, as one rank holds
-    them. `parameter_reduce_seconds`: end-of-step sum over tp of gradients of `R*` parameters.
+    backward, with the gradient of one parameter; `reduced_transient_bytes`: the same with the
+    gradients of all the block's parameters so far. `largest_parameter`: elements of the largest
+    trainable one. `boundary_bytes`: the values that pass from this block to the next, as one rank
+    holds them. `parameter_reduce_seconds`: end-of-step sum over tp of gradients of `R*` parameters.
     `tied_parameters`: how many of `parameters` other blocks of the chain hold too (as an output
-    head that shares the embedding's weight does); all blocks that hold some share the same ones.
+    head that shares the embedding's weight does), the trainable ones of them in `tied_trainable`;
+    all blocks that hold some share the same ones.
     """
 
     name: str
@@ -39,7 +42,10 @@ class BlockCost:
     boundary_bytes: int
     parameter_reduce_seconds: float = 0.0
     tied_parameters: int = 0
+    tied_trainable: int = 0
     backward_weights: float = 0.0
+    reduced_transient_bytes: int = 0
+    largest_parameter: int = 0
 
     @property
     def forward(self) -> float:

@@ -40,7 +40,7 @@ MemoryOption = Annotated[
 ]
 PrecisionOption = Annotated[
     str | None,
-    typer.Option(help="fp32, bf16-mixed or bf16 (default: bf16-mixed on GPUs, fp32 on CPUs)"),
+    typer.Option(help="fp32, bf16-mixed, bf16 or fp16 (default: bf16-mixed on GPUs, fp32 on CPUs)"),
 ]
 OptimizerOption = Annotated[str, typer.Option(help="adamw, sgd or sgd-momentum: how many states")]
 

@@ -15,8 +15,12 @@ REPLICATE = "replicate"
 
 def replicate(module: Module) -> Module:
     """Keep a module whole under tensor parallelism: every tp rank runs all of it, also what it
-    calls. Returns the module. Data and pipeline parallelism, ZeRO and recomputation are not
-    touched.
+    calls. Returns the module.
+
+    To the search it is opaque: none of its ops is split, whatever their rules say, its values reach
+    it and leave it whole, no collective stands between its ops, and its fused projections stay one
+    product. Data and pipeline parallelism, ZeRO and recomputation are not touched. Mark the model
+    before it is planned and, on every rank, before it is compiled.
     """
     module.__dict__[_MARK] = True
     return module

@@ -32,6 +32,11 @@ def check_plan(plan: Plan, program: Program, global_batch_size: int | None = Non
             next_step="return F.cross_entropy, a mean or a sum over independent samples; or use "
             f"dp 1 and one microbatch; {NO_BATCH}",
         )
+    if program.one_micro_batch and plan.microbatches > 1:
+        raise PlanError(
+            f"microbatches is {plan.microbatches}, but {program.one_micro_batch}",
+            next_step="use one micro-batch; it may be spread over dp ranks",
+        )
     if plan.zero and plan.mesh.dp > 1 and (scalar := program.scalar_parameter()):
         raise PlanError(
             f"zero is {plan.zero}, but parameter {scalar!r} has no dims and can't be sharded",

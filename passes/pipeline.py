@@ -14,6 +14,7 @@ from autopar.passes.rewrite.place import Place
 from autopar.passes.rewrite.replace_causal_mask import ReplaceCausalMask
 from autopar.passes.rewrite.simplify import Simplify
 from autopar.passes.rewrite.split_fused import SplitFused
+from autopar.passes.rewrite.sum_statistics import SumStatistics
 
 
 def front_pipeline() -> list[Pass]:
@@ -35,6 +36,7 @@ def back_pipeline() -> list[Pass]:
         LocalizeShapes(),  # after the collectives: they change which piece an op sees
         OwnRandom(),  # needs the shards' shapes, and changes none
         CutStages(),
+        SumStatistics(),  # of all graphs, also of the values that stages share
         MarkRecompute(),  # marks blocks of stages
     ]
 

@@ -122,5 +122,6 @@ class BatchRules:
             f"batch input {name!r} has {value.shape[0]} rows, expected "
             f"{self._expected(name, spec)}: {self.microbatches} microbatches of {spec.shape[0]} "
             f"on each of {self.dp} dp ranks",
-            next_step="give a batch of that size, or plan for another global_batch_size",
+            next_step="give a batch of that size, or plan for another global_batch_size; if dim 0 "
+            f"of {name!r} is no batch, compile with example_inputs of another number of rows",
         )

@@ -10,7 +10,11 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from autopar.runtime import random_state, vocabulary  # noqa: F401 - register their ops with these
+from autopar.runtime import (  # noqa: F401 - they register their ops with these
+    batch_norm,
+    random_state,
+    vocabulary,
+)
 from autopar.runtime.op_library import define, define_identity
 from autopar.runtime.torch_compat import (
     all_gather_single,

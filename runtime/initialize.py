@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._guards import active_fake_mode
 
 from autopar.errors import UsageError
 
@@ -32,6 +33,9 @@ def module_values(model: nn.Module, path: str, seed: int = 0) -> dict[str, torch
     on_meta = {name: tensor for name, tensor in values.items() if tensor.is_meta}
     if not on_meta:
         return {name: tensor.detach() for name, tensor in values.items()}
+    if active_fake_mode() is not None:  # a dry run has shapes, no values
+        made = {name: torch.empty_like(tensor, device="cpu") for name, tensor in on_meta.items()}
+        return {name: made.get(name, tensor).detach() for name, tensor in values.items()}
     fresh = {name: _unset(tensor) for name, tensor in on_meta.items()}
     digest = hashlib.sha256(f"{seed} {path}".encode()).digest()
     with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -8,6 +8,7 @@ mean counts each microbatch alike.
 from __future__ import annotations
 
 import torch
+from torch._subclasses import FakeTensor
 
 from autopar.errors import PlanError
 from autopar.stage_program import StageProgram
@@ -30,6 +31,8 @@ def count_targets(program: StageProgram, microbatches: list[dict[str, Tensor]]) 
             total, *more = result if isinstance(result, tuple | list) else (result,)
             counts.append(total)
             least += more
+    if any(isinstance(count, FakeTensor) for count in counts):  # a dry run has no labels
+        return [1.0] * len(counts)
     found = torch.stack([c.double() for c in (*counts, *least)]).tolist()
     numbers, lowest = found[: len(counts)], found[len(counts) :]
     if any(n == 0 and low < 0 for n, low in zip(numbers, lowest, strict=False)):

@@ -25,7 +25,7 @@ def storage_dtype(dtype: torch.dtype, precision: str) -> torch.dtype:
     """
     if not dtype.is_floating_point or dtype == torch.float64:
         return dtype
-    return torch.bfloat16 if precision == "bf16" else torch.float32
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
 
 
 class ParameterSource:

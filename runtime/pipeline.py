@@ -66,6 +66,7 @@ class PipelinedStage:
             else (torch.empty((), device="meta"),),
             group=ranks.group("pp"),
         )
+        self.stage = stage
         schedule = ScheduleGPipe if plan.schedule == "gpipe" else ShortSchedule1F1B
         self._schedule: Any = schedule(
             stage, plan.microbatches, loss_fn=weighted, scale_grads=False
@@ -89,7 +90,7 @@ class _Stage(PipelineStage):
 
     The engine decides when gradients are reduced, where torch always waits for the last microbatch.
     Memory for received values exists from their receipt to their backward, where torch holds it
-    for all microbatches from the first step on.
+    for all microbatches from the first step on, and on the last stage to the end of the step.
     """
 
     def __init__(
@@ -127,6 +128,15 @@ class _Stage(PipelineStage):
         if self.has_backward:
             free_buffers(self.args_recv_info[bwd_chunk_id])
             free_buffers(self.grad_recv_info.get(bwd_chunk_id, ()))
+        if self.has_backward and self.is_last:
+            self._forget_graph(bwd_chunk_id, kwargs.get("loss"))
+
+    def _forget_graph(self, chunk: int, loss: Tensor | None) -> None:
+        """Let go of the stage's input: the graph of a loss holds it to the end of the step."""
+        if loss is not None:
+            loss.detach_()
+        if chunk < len(self.output_chunks):
+            self.output_chunks[chunk] = self.output_chunks[chunk].detach()
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         with self._on_meta():

@@ -10,12 +10,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from autopar.piece_name import by_whole
 from autopar.plan_document import Plan
 from autopar.runtime.batch import BatchRules, flat_batch
+from autopar.runtime.faults import Faults
 from autopar.runtime.gather import gather_to_first
 from autopar.runtime.gradients import local_gradients, sum_over
+from autopar.runtime.loss_scale import checked_scale, unscale
 from autopar.runtime.loss_weights import count_targets, loss_weights, no_targets
 from autopar.runtime.norms import OtherStages, global_norm, scale_gradients
 from autopar.runtime.optimizer_state import load_optimizer_state, optimizer_state
@@ -55,7 +58,8 @@ class _Facts:
     @staticmethod
     def merged(program: StageProgram, ranks: Ranks) -> _Facts:
         found: list[Any] = [None] * ranks.mesh.size
-        dist.all_gather_object(found, _Facts.of(program), group=ranks.control)
+        with unset_fake_temporarily():  # as in `together`
+            dist.all_gather_object(found, _Facts.of(program), group=ranks.control)
         inputs: dict[str, ValueSpec] = {}
         for facts in found:
             inputs |= facts.inputs
@@ -105,6 +109,8 @@ class DistributedProgram:
         self._random = RandomStream(ranks) if facts.draws else None
         self._engine.stage.random = self._random
         self._training = True
+        self._faults = Faults(ranks)
+        self._steps = 0
         self._others: OtherStages | None = None
         if ranks.mesh.pp > 1 and self._parameters:
             self._others = OtherStages(next(iter(self._parameters.values())), ranks)
@@ -139,32 +145,49 @@ class DistributedProgram:
 
     # Training.
 
-    def step(self, batch: Mapping[str, Tensor] | None = None, **inputs: Tensor) -> Tensor:
+    def step(
+        self,
+        batch: Mapping[str, Tensor] | None = None,
+        *,
+        loss_scale: float = 1.0,
+        **inputs: Tensor,
+    ) -> Tensor:
         """Forward and backward of one batch; returns the mean loss over all of it, on every rank.
 
         The batch is a dict or keyword arguments, nested as the example inputs were: the global
         batch (each dp rank uses its rows), or this dp rank's rows only. Gradients are added to
-        those there are. In `eval` mode there is no backward, and buffers stay as they are. Raises
-        on every rank, before any work, when a rank's batch does not fit.
+        those there are; they are `loss_scale` times as large (see `unscale_gradients`), the
+        returned loss is not. In `eval` mode there is no backward, and buffers stay as they are.
+        Raises on every rank, before any work, when a rank's batch does not fit; `RuntimeFault`
+        when another rank failed or is gone, after which nothing more can be run.
         """
-        ranks, plan = self.ranks, self.plan
-        local, weights = self._prepare({**(batch or {}), **inputs})
+        with self._faults.during(f"step {self._steps}"):
+            loss = self._step({**(batch or {}), **inputs}, checked_scale(loss_scale))
+        self._steps += 1
+        return loss
+
+    def _step(self, batch: Mapping[str, Tensor], loss_scale: float) -> Tensor:
+        self._faults.at("checking the batch")
+        local, weights = self._prepare(batch)
         before = self._set_gradients_aside() if self._training else {}
         self._engine.begin_step()
+        self._faults.at("forward and backward" if self._training else "forward")
         with torch.set_grad_enabled(self._training), self._random_numbers():
-            loss = self._stage.run(local, weights, backward=self._training)
+            loss = self._stage.run(local, weights * loss_scale, backward=self._training)
         self._engine.end_step()
         if self._training:
+            self._faults.at("completing the gradients")
             self._complete_gradients()
             self._engine.stage.update_buffers()
             for parameter, gradient in before.items():
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
             if self._others is not None:
                 self._others.update(self._owned, list(self._parameters.values()))
+        self._faults.at("adding up the loss")
         for axis in ("dp", "pp"):
-            if plan.mesh.degree(axis) > 1:
-                dist.all_reduce(loss, group=ranks.group(axis))
-        return loss
+            if self.plan.mesh.degree(axis) > 1:
+                dist.all_reduce(loss, group=self.ranks.group(axis))
+        return loss / loss_scale
 
     def _prepare(self, batch: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """This rank's rows and the weights of its microbatches."""
@@ -246,9 +269,19 @@ class DistributedProgram:
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip by the norm over the whole model, of any type; returns that norm."""
-        norm = global_norm(self._owned, norm_type, self.ranks)
+        with self._faults.during("the norm of the gradients"):
+            norm = global_norm(self._owned, norm_type, self.ranks)
         scale_gradients(list(self.parameters()), norm, max_norm)
         return norm.float()
+
+    def unscale_gradients(self, loss_scale: float) -> bool:
+        """Divide all gradients by a loss scale; whether all are finite, the same on every rank.
+
+        If not, skip the optimizer's step and take a smaller scale.
+        """
+        gradients = local_gradients(self.parameters())
+        with self._faults.during("unscaling the gradients"):
+            return unscale(gradients, checked_scale(loss_scale), self.ranks)
 
     def train(self, mode: bool = True) -> DistributedProgram:
         """Whether `step` runs the backward. Dropout and the like stay as captured."""
@@ -291,7 +324,8 @@ class DistributedProgram:
         """All parameters of the model and the buffers that a step changes, whole, on the CPU of
         rank 0 (empty on other ranks).
         """
-        return gather_to_first(self.state_dict(), self.ranks)
+        with self._faults.during("gathering the state"):
+            return gather_to_first(self.state_dict(), self.ranks)
 
     def full_gradients(self) -> dict[str, Tensor]:
         """All gradients, whole, on the CPU of rank 0 (empty on other ranks)."""
@@ -301,4 +335,5 @@ class DistributedProgram:
             if any(str(p) in found for p in pieces):
                 for name in (str(p) for p in pieces if str(p) not in found):
                     found[name] = torch.zeros_like(self._parameters[name])
-        return gather_to_first(found, self.ranks)
+        with self._faults.during("gathering the gradients"):
+            return gather_to_first(found, self.ranks)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.errors import PlanError, RuntimeFault
@@ -117,13 +118,14 @@ def together(
     Every rank calls this with its own error, or None. If any has one, every rank raises within
     seconds: its own error, or a `RuntimeFault` that tells the others'.
     """
-    numbers = torch.tensor([float(error is not None), *amounts], dtype=torch.float64)
-    dist.all_reduce(numbers, group=ranks.control)
-    if not numbers[0]:
-        return tuple(numbers[1:].tolist())
-    texts: list[Any] = [None] * ranks.mesh.size
-    text = f"{type(error).__name__}: {error}" if error is not None else None
-    dist.all_gather_object(texts, text, group=ranks.control)
+    with unset_fake_temporarily():  # what ranks tell each other is real, also in a dry run
+        numbers = torch.tensor([float(error is not None), *amounts], dtype=torch.float64)
+        dist.all_reduce(numbers, group=ranks.control)
+        if not numbers[0]:
+            return tuple(numbers[1:].tolist())
+        texts: list[Any] = [None] * ranks.mesh.size
+        text = f"{type(error).__name__}: {error}" if error is not None else None
+        dist.all_gather_object(texts, text, group=ranks.control)
     if error is not None:
         raise error
     failed = [rank for rank, found in enumerate(texts) if found is not None]

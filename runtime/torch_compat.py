@@ -6,13 +6,18 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, _backward
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
@@ -46,6 +51,11 @@ def resolve_group(name: str) -> dist.ProcessGroup:
 def set_timeout(group: dist.ProcessGroup, wait: datetime.timedelta) -> None:
     """How long an operation of the group may take; a mesh gives its groups half an hour."""
     _c10d._set_pg_timeout(wait, group)
+
+
+def shared_store() -> Any:
+    """The store through which the ranks of the default group found each other."""
+    return _c10d._get_default_store()
 
 
 def quiet_redistribution() -> None:
@@ -100,3 +110,89 @@ class ShortSchedule1F1B(Schedule1F1B):
     def _get_pipeline_order(self) -> None:
         """The printable order; torch's assumes enough microbatches."""
         return None
+
+
+def run_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an op's own kernel, in which dispatch modes that are active see every op."""
+    device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
+    keys: Any = torch._C
+    key = keys.DispatchKey.CUDA if device == "cuda" else keys.DispatchKey.CPU
+    return func.redispatch(keys.DispatchKeySet(key), *args, **kwargs)
+
+
+def fsdp_groups(module: torch.nn.Module) -> list[Any]:
+    """FSDP2's groups of parameters that are gathered together, of all modules in `module`."""
+    found: list[Any] = []
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            state: Any = part._get_fsdp_state()
+            groups = getattr(state, "_fsdp_param_groups", None)
+            found += groups if groups is not None else [state._fsdp_param_group]
+    return [group for group in found if group is not None]
+
+
+def release_reductions(module: torch.nn.Module) -> None:
+    """Let FSDP2 forget what its last reduction of gradients read: it holds that to the next one,
+    which is in the next backward. Before torch 2.13 it stays held."""
+    for group in fsdp_groups(module):
+        states = getattr(group.comm_ctx, "reduce_scatter_states", None)
+        while states:
+            state = states.pop(0)
+            if state.event is not None:
+                group.device_handle.current_stream().wait_event(state.event)
+
+
+def unsharded_gradients(group: Any) -> list[torch.Tensor]:
+    """Whole gradients that an FSDP2 group keeps from one backward to the next."""
+    found = []
+    for parameter in group.fsdp_params:
+        whole = getattr(parameter, "_unsharded_param", None)
+        kept = parameter.unsharded_accumulated_grad
+        found += [kept if kept is not None else getattr(whole, "grad", None)]
+    return [gradient for gradient in found if gradient is not None]
+
+
+def fake_store() -> Any:
+    """The store of torch's "fake" process group, which the import registers."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Where torch itself reads numbers that a dry run does not have.
+
+    It looks for this rank among the numbers of a `DeviceMesh` when it takes a mesh apart or, as
+    FSDP2 does, puts two together: they stay real. And stages of a pipeline vote whether all know
+    their shapes, which they do.
+    """
+    own = {name: vars(DeviceMesh)[name] for name in ("__getitem__", "_concatenate")}
+    base: Any = PipelineScheduleSingle.__mro__[1]
+    vote = vars(base).get("_warmup_p2p")  # new in torch 2.13
+
+    def all_know(self: Any, stages: Any, *rest: Any) -> None:
+        mode: Any = importlib.import_module("torch.distributed.pipelining.stage")
+        for stage in stages:
+            stage._inference_mode = mode.InferenceMode.STATIC
+
+    def real(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with unset_fake_temporarily():
+                return function(*args, **kwargs)
+
+        return call
+
+    for name, found in own.items():
+        static = isinstance(found, staticmethod)
+        made = staticmethod(real(found.__func__)) if static else real(found)
+        setattr(DeviceMesh, name, made)
+    if vote is not None:
+        base._warmup_p2p = all_know
+    try:
+        yield
+    finally:
+        if vote is not None:
+            base._warmup_p2p = vote
+        for name, found in own.items():
+            setattr(DeviceMesh, name, found)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses import FakeTensor
 from torch.nn import functional
 
 from autopar.runtime.op_library import LIBRARY, define_with_context
@@ -25,8 +26,9 @@ _ops = torch.ops.autopar
 
 def _own(index: Tensor, size: int, ranks: int, group: str) -> tuple[Tensor, Tensor]:
     """Which of `index` fall in this rank's range of `size`, and their place in it (else 0)."""
-    if index.device.type == "cpu" and index.numel() and int(index.max()) >= size * ranks:
-        # On an accelerator the check would wait for the device; there the loss is NaN.
+    # On an accelerator the check would wait for the device; there the loss is NaN.
+    known = index.device.type == "cpu" and not isinstance(index, FakeTensor)
+    if known and index.numel() and int(index.max()) >= size * ranks:
         raise IndexError(f"index {int(index.max())} is out of range for {size * ranks} entries")
     start = resolve_group(group).rank() * size
     own = (index >= start) & (index < start + size)
@@ -90,21 +92,28 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
+def _minus(logits: Tensor, rows: Tensor) -> Tensor:
+    """A new wide tensor: `logits` less a number for each row."""
+    wide = _wide(logits)
+    return wide - rows.unsqueeze(1) if wide is logits else wide.sub_(rows.unsqueeze(1))
+
+
 def _vocab_loss(
     logits: Tensor, target: Tensor, ignore_index: int, smoothing: float, ranks: int, group: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss, and for the backward: each token's log-sum-exp and the count of targets."""
     process_group = resolve_group(group)
-    values = _wide(logits)
-    top = values.amax(dim=1)
+    top = _wide(logits.amax(dim=1))
     dist.all_reduce(top, dist.ReduceOp.MAX, group=process_group)
-    shifted = values - top.unsqueeze(1)
+    # One wide copy of the logits is all that there is room for.
+    shifted = _minus(logits, top)
     valid = target != ignore_index
     own, local = _own(torch.where(valid, target, 0), logits.shape[1], ranks, group)
     picked = shifted.gather(1, local.unsqueeze(1)).squeeze(1).masked_fill(~own, 0)
-    terms = [shifted.exp().sum(1), picked, own.to(values.dtype)]
-    if smoothing:
-        terms.append(shifted.sum(1))
+    total = shifted.sum(1) if smoothing else None
+    terms = [shifted.exp_().sum(1), picked, own.to(shifted.dtype)]
+    if total is not None:
+        terms.append(total)
     sums = torch.stack(terms)
     dist.all_reduce(sums, group=process_group)
     log_sum = sums[0].log()
@@ -113,7 +122,7 @@ def _vocab_loss(
         loss = loss + (log_sum - sums[3] / (logits.shape[1] * ranks)) * smoothing
     # A target that no rank owns is out of range: NaN rather than a quiet wrong number.
     loss = torch.where(sums[2] > 0, loss, float("nan"))
-    count = valid.sum().to(values.dtype)
+    count = valid.sum().to(shifted.dtype)
     mean = torch.where(valid, loss, 0).sum() / count
     return mean.to(logits.dtype), log_sum + top, count
 
@@ -151,7 +160,7 @@ def _vocab_loss_gradient(
     """softmax - target distribution, scaled; this rank's classes."""
     valid = target != ignore_index
     own, local = _own(torch.where(valid, target, 0), logits.shape[1], ranks, group)
-    result = (_wide(logits) - log_sum.unsqueeze(1)).exp_()
+    result = _minus(logits, log_sum).exp_()
     if smoothing:
         result -= smoothing / (logits.shape[1] * ranks)
     hit = own.to(result.dtype).mul_(smoothing - 1)

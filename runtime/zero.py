@@ -26,6 +26,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from autopar.runtime.gradients import OverlappedSum
 from autopar.runtime.ranks import Ranks
 from autopar.runtime.stage import StageModule
+from autopar.runtime.torch_compat import release_reductions
 
 MakeStage = Callable[[Callable[[nn.Module], None]], StageModule]
 
@@ -120,6 +121,7 @@ class Sharded:
     def before_backward(self, last: bool) -> None:
         root = self.stage
         assert isinstance(root, FSDPModule)
+        release_reductions(root)
         root.set_is_last_backward(last)
         root.set_requires_gradient_sync(last or self._zero >= 2)
         root.set_reshard_after_backward(last or self._zero == 3)

@@ -58,6 +58,7 @@ def captured(name: str, source: Any) -> dict[str, Any]:
         "fixed_inputs": {k: repr(v) for k, v in program.fixed.items()},
         "updated_buffers": list(program.updates),
         "batch_stays_whole": program.batch_stays_whole,
+        "one_micro_batch": program.one_micro_batch,
         "replicated_ops": replicated_ops(program),
         "notes": list(program.notes),
     }
@@ -104,6 +105,8 @@ def _text(verdict: dict[str, Any]) -> str:
         lines.append(f"updated    {len(verdict['updated_buffers'])} buffers change in a step")
     if verdict["batch_stays_whole"]:
         lines.append(f"batch      can't be split: {verdict['batch_stays_whole']}")
+    if verdict["one_micro_batch"]:
+        lines.append(f"batch      one micro-batch, over dp ranks: {verdict['one_micro_batch']}")
     if verdict["replicated_ops"]:
         lines.append(
             f"replicated {_counts(verdict['replicated_ops'])} (no sharding rule: every rank of a "

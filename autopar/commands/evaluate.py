@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autopar.api import COMPUTE
+import torch
+
 from autopar.cluster import Cluster
 from autopar.commands.plan import default_precision
+from autopar.cost.setting import EVALUATED_PRECISION
 from autopar.errors import UsageError
 from autopar.models import resolve_model
 from autopar.passes.capture import capture
@@ -20,9 +22,6 @@ from autopar.workflow.configuration_pins import configuration_from_pins
 from autopar.workflow.configuration_table import predict_table
 from autopar.workflow.evaluator import Evaluator, Prediction
 from autopar.workflow.model_costs import prepare
-
-# The type that products are computed in.
-COMPUTE_OF = {**COMPUTE, "bf16-grads": COMPUTE["bf16"], "bf16-reduce": COMPUTE["bf16"]}
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def predict(request: EvaluateRequest) -> tuple[Prediction, str]:
         global_batch=request.global_batch,
         precision=usual,
     )
-    dtype = COMPUTE_OF[first.precision]
+    dtype = getattr(torch, EVALUATED_PRECISION[first.precision].dtype)
     source = resolve_model(request.model, sequence=request.sequence, dtype=dtype)
     program = capture(source.model, source.example_inputs, name=source.name, dtype=dtype)
     sizes = dict(program.sizes)
@@ -84,7 +83,7 @@ def to_json(p: Prediction) -> dict[str, Any]:
     """The document of one prediction: seconds, bytes."""
     c, device = p.configuration, p.configuration.cluster.device
     samples = c.mesh.dp * c.microbatch * c.microbatches
-    dtype = "float32" if c.precision == "fp32" else "bfloat16"
+    dtype = EVALUATED_PRECISION[c.precision].dtype
     peak = device.flops.get(dtype, device.flops["float32"])
     return {
         "status": "fits" if p.fits else "oom",

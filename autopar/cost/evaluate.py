@@ -15,7 +15,7 @@ from typing import Protocol
 from autopar.block_cost import BlockCost
 from autopar.cluster import Cluster
 from autopar.cost.held_memory import held_memory
-from autopar.cost.memory import StageMemory
+from autopar.cost.memory import StageMemory, late_gradient_bytes, rebuilt_bytes
 from autopar.cost.pipeline import Action, Event, actions, makespan, simulate
 from autopar.cost.setting import Setting
 from autopar.cost.step import (
@@ -193,13 +193,14 @@ def _joined(parts: Sequence[StagePlan]) -> StagePlan:
 @dataclass
 class _Part:
     """One micro-batch through one part: seconds by purpose, bytes kept until its backward,
-    rebuilt in it, and passing its borders."""
+    rebuilt in it, and passing its borders; gradients beyond what their blocks keep."""
 
     forward: dict[str, float]
     backward: dict[str, float]
     kept: int
     rebuilt: int
     passing: int
+    late_gradients: int
     blocks: list[BlockCost]
 
 
@@ -213,13 +214,15 @@ def _part(
     backward = _backward(part, priced, setting)
     forward["pp_comm"] += send_seconds(output, setting)
     backward["pp_comm"] += send_seconds(received, setting)
-    kept = received + output
+    kept, late = received + output, 0
     for name in part.blocks:
         block = priced[name]
-        kept += block.input_bytes if name in part.recompute else block.saved_bytes
-    rebuilt = max((priced[name].saved_bytes for name in part.recompute), default=0)
+        own = block.input_bytes if name in part.recompute else block.saved_bytes
+        kept += own
+        late += late_gradient_bytes(block.trainable, own, setting)
+    rebuilt = max((rebuilt_bytes(priced[name], setting) for name in part.recompute), default=0)
     held = [priced[n] for n in part.blocks]
-    return _Part(forward, backward, kept, rebuilt, received + output, held)
+    return _Part(forward, backward, kept, rebuilt, received + output, late, held)
 
 
 @dataclass
@@ -256,7 +259,8 @@ def _walk(index: int, order: Sequence[Action], chunks: Sequence[_Part], setting:
         )
     blocks = [b for part in chunks for b in part.blocks]
     rebuilt, passing = max(p.rebuilt for p in chunks), max(p.passing for p in chunks)
-    found = held_memory(blocks, most + rebuilt, passing, setting)
+    late = sum(p.late_gradients for p in chunks)
+    found = held_memory(blocks, most + rebuilt, passing, late, setting)
     forward = [sum(p.forward.values()) for p in chunks]
     backward = [sum(p.backward.values()) for p in chunks]
     return _Walk(spent, forward, backward, busiest, found)
@@ -318,7 +322,7 @@ def _end(
             spent["dp_comm"] += exposed_gather(gather, hidden, setting)
         spent["tp_comm"] += block.parameter_reduce_seconds
         spent["optimizer"] += optimizer_seconds(block.trainable, setting)
-    holders = [n for s in stages for n in s.blocks if priced[n].tied_parameters]
+    holders = [n for s in stages for n in s.blocks if priced[n].tied_trainable]
     here = [n for n in stage.blocks if n in holders]
     if here and len(here) < len(holders):
         spent["pp_comm"] += tied_seconds([priced[n] for n in holders], setting)

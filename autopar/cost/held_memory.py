@@ -14,15 +14,21 @@ from autopar.cost.setting import Setting
 
 
 def held_memory(
-    blocks: Sequence[BlockCost], activations: int, passing: int, setting: Setting
+    blocks: Sequence[BlockCost],
+    activations: int,
+    passing: int,
+    late_gradients: int,
+    setting: Setting,
 ) -> StageMemory:
     """The five terms of a stage with `blocks`. `activations`: bytes of them at their fullest
-    moment; `passing`: bytes of the largest input and output that cross the borders of its parts."""
+    moment; `passing`: bytes of the largest input and output that cross the borders of its parts;
+    `late_gradients`: those that are there at that moment when there is one micro-batch."""
     seen_tied = False
     parameters = gradients = states = scratch = tied = 0
     for block in blocks:
         own = block.tied_parameters
         repeat = own if seen_tied else 0
+        trained = block.tied_trainable if seen_tied else 0
         seen_tied = seen_tied or own > 0
         parameters += memory.parameter_bytes(block.parameters, setting)
         gradients += memory.gradient_bytes(block.trainable, setting)
@@ -30,9 +36,9 @@ def held_memory(
         scratch += memory.scratch_bytes(block.trainable, setting)
         if repeat:
             parameters -= memory.parameter_bytes(repeat, setting)
-            gradients -= memory.gradient_bytes(repeat, setting)
-            states -= memory.optimizer_bytes(repeat, setting)
-            scratch -= memory.scratch_bytes(repeat, setting)
+            gradients -= memory.gradient_bytes(trained, setting)
+            states -= memory.optimizer_bytes(trained, setting)
+            scratch -= memory.scratch_bytes(trained, setting)
         tied = max(tied, own)
     first = second = 0
     for block in blocks:
@@ -43,11 +49,14 @@ def held_memory(
             second = max(second, size)
     parameters += first + second + memory.tied_gathered_bytes(tied, setting)
     buffers = (
-        max(b.transient_bytes for b in blocks)
-        + max(memory.bucket_bytes(b, setting) for b in blocks)
+        max(memory.working_bytes(b, setting) for b in blocks)
+        + max((memory.followed_bytes(b, setting) for b in blocks[1:]), default=0)
         + passing
         + setting.practice.bucket_bytes
     )
+    end = gradients + scratch
+    if setting.microbatches == 1:
+        gradients = late_gradients
     return StageMemory(
-        parameters, gradients, states, activations, max(buffers, scratch - activations)
+        parameters, gradients, states, activations, max(buffers, end - gradients - activations)
     )

@@ -20,10 +20,16 @@ input and output, which the pipeline engine keeps until their backward) + the la
 block's saved bytes, rebuilt while its backward runs. In flight: min(m, pp - stage) for 1F1B, m for
 GPipe, and one at a time without a pipeline.
 
-buffers = largest transient of a block + one gradient under way across each boundary of the stage +
-the largest block's gradient, in the compute type and, with FSDP2, as the reduction's bucket. When
-activations are gone there is scratch instead: torch's foreach AdamW holds one more copy of a state,
-and ZeRO-0's all-reduce up to one of all gradients. Buffers are at least scratch - activations.
+buffers = largest working memory of a block + one gradient under way across each boundary of the
+stage. Working memory is what comes and goes inside the block's backward (or forward), its fresh
+gradients included; with FSDP2 also what the block leaves at its end: all its gradients, and their
+copy that is being reduced, which lives on while the next block works (but the block's own
+activations do not). When activations are gone there is scratch instead: torch's foreach AdamW
+holds one more copy of a state, and ZeRO-0's all-reduce up to one of all gradients.
+
+With one micro-batch gradients take the place of activations: a block's are there when what it kept
+is not. At the fullest moment there are those gradients only that are larger than what their block
+kept. Buffers are at least what makes up the end of the step: all gradients and scratch.
 
 `context_bytes` of the device lie outside the allocator and outside these terms: they are subtracted
 from the device's memory, as is a margin for fragmentation, when no explicit limit is given.
@@ -114,11 +120,36 @@ def scratch_bytes(trainable: int, setting: Setting) -> int:
     return max(step, trainable * setting.bytes.gradient if whole else 0)
 
 
-def bucket_bytes(block: BlockCost, setting: Setting) -> int:
-    """One block's fresh gradient, and with FSDP2 the copy that is being reduced."""
+def late_gradient_bytes(trainable: int, kept: int, setting: Setting) -> int:
+    """Of one block's gradients, what is there at the fullest moment of a step with one
+    micro-batch. `kept`: bytes of what the block keeps for its backward."""
+    return max(0, gradient_bytes(trainable, setting) - kept)
+
+
+def working_bytes(block: BlockCost, setting: Setting) -> int:
+    """What comes and goes in a block's backward."""
+    if setting.mesh.dp > 1 and setting.zero > 0:
+        inside = max(block.transient_bytes, block.reduced_transient_bytes)
+        fresh = 0 if setting.zero == 1 and setting.microbatches > 1 else setting.bytes.compute
+        return max(inside, block.trainable * (fresh + setting.bytes.reduce))
+    cast = setting.bytes.compute != setting.bytes.gradient
+    return block.transient_bytes + (block.largest_parameter * setting.bytes.gradient if cast else 0)
+
+
+def reducing_bytes(block: BlockCost, setting: Setting) -> int:
+    """The copy of a block's gradients that is reduced while the block before it works."""
     sharded = setting.mesh.dp > 1 and setting.zero > 0
-    size = setting.bytes.compute + (setting.bytes.reduce if sharded else 0)
-    return block.trainable * size
+    return block.trainable * setting.bytes.reduce if sharded else 0
+
+
+def rebuilt_bytes(block: BlockCost, setting: Setting) -> int:
+    """What a recomputed block makes again; its neighbour, recomputed too, is being reduced."""
+    return block.saved_bytes + max(0, reducing_bytes(block, setting) - block.input_bytes)
+
+
+def followed_bytes(block: BlockCost, setting: Setting) -> int:
+    """What a block leaves to be reduced, over the activations that it gives back."""
+    return max(0, reducing_bytes(block, setting) - block.saved_bytes)
 
 
 def stage_memory(
@@ -137,7 +168,9 @@ def stage_memory(
     def add(term: object, field: str) -> int:
         assert callable(term)
         total = sum(term(getattr(b, field), setting) for b in mine)
-        doubled = sum(term(t, setting) for t in tied) - term(max(tied), setting)
+        kind = "tied_parameters" if field == "parameters" else "tied_trainable"
+        same = [getattr(b, kind) for b in mine]
+        doubled = sum(term(t, setting) for t in same) - term(max(same), setting)
         return int(total - doubled if again else total)
 
     largest_two = sorted((gathered_bytes(b, setting) for b in mine), reverse=True)[:2]
@@ -148,30 +181,40 @@ def stage_memory(
     )
     received = blocks[start - 1].boundary_bytes if start else 0
     sent = blocks[stop - 1].boundary_bytes if stop < len(blocks) else 0
-    activations = activation_bytes(mine, recompute, setting.in_flight(stage), received + sent)
+    activations = activation_bytes(
+        mine, recompute, setting.in_flight(stage), received + sent, setting
+    )
     buffers = (
-        max(b.transient_bytes for b in mine)
+        max(working_bytes(b, setting) for b in mine)
+        + max((followed_bytes(b, setting) for b in mine[1:]), default=0)
         + received
         + sent
-        + max(bucket_bytes(b, setting) for b in mine)
     )
-    scratch = add(scratch_bytes, "trainable")
+    gradients = add(gradient_bytes, "trainable")
+    scratch = gradients + add(scratch_bytes, "trainable")
+    if setting.microbatches == 1:
+        kept = {b.name: b.input_bytes if b.name in recompute else b.saved_bytes for b in mine}
+        gradients = sum(late_gradient_bytes(b.trainable, kept[b.name], setting) for b in mine)
     return StageMemory(
         parameters=parameters,
-        gradients=add(gradient_bytes, "trainable"),
+        gradients=gradients,
         optimizer=add(optimizer_bytes, "trainable"),
         activations=activations,
-        buffers=max(buffers, scratch - activations),
+        buffers=max(buffers, scratch - gradients - activations),
     )
 
 
 def activation_bytes(
-    blocks: Sequence[BlockCost], recompute: Collection[str], in_flight: int, passing: int
+    blocks: Sequence[BlockCost],
+    recompute: Collection[str],
+    in_flight: int,
+    passing: int,
+    setting: Setting,
 ) -> int:
     """Kept per micro-batch in flight, and the one recomputed block that is being rebuilt.
 
     `passing`: bytes of the stage's input and output.
     """
     kept = sum(b.input_bytes if b.name in recompute else b.saved_bytes for b in blocks)
-    rebuilt = max((b.saved_bytes for b in blocks if b.name in recompute), default=0)
+    rebuilt = max((rebuilt_bytes(b, setting) for b in blocks if b.name in recompute), default=0)
     return in_flight * (kept + passing) + rebuilt

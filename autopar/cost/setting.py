@@ -10,19 +10,22 @@ from autopar.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Bytes per element of parameters at rest and in compute, of gradients kept and reduced."""
+    """Bytes per element of parameters at rest and in compute, of gradients kept and reduced;
+    `dtype`: name of the compute dtype."""
 
     storage: int
     compute: int
     gradient: int
     reduce: int
+    dtype: str = "bfloat16"
 
 
 # What the runtime executes, and so what can be planned.
 PRECISION = {
-    "fp32": Precision(storage=4, compute=4, gradient=4, reduce=4),
+    "fp32": Precision(storage=4, compute=4, gradient=4, reduce=4, dtype="float32"),
     "bf16-mixed": Precision(storage=4, compute=2, gradient=4, reduce=4),
     "bf16": Precision(storage=2, compute=2, gradient=2, reduce=2),
+    "fp16": Precision(storage=2, compute=2, gradient=2, reduce=2, dtype="float16"),
 }
 # What other frameworks execute as well, and so what can be evaluated: 16-bit gradients that are
 # accumulated as such (Megatron-DeepSpeed with fp16), reduced as such (FSDP's `reduce_dtype`), or

@@ -185,7 +185,7 @@ def tied_seconds(blocks: Sequence[BlockCost], setting: Setting) -> float:
 
     The group is taken as one stage per block that holds them, spread evenly over the pipeline.
     """
-    holders = [b.tied_parameters for b in blocks if b.tied_parameters]
+    holders = [b.tied_trainable for b in blocks if b.tied_trainable]
     if setting.mesh.pp == 1 or len(holders) < 2:
         return 0.0
     nbytes = setting.shard(max(holders)) * setting.bytes.reduce

@@ -120,7 +120,7 @@ def build(blocks: Chain | Sequence[BlockCost], setting: Setting) -> Columns:
     end = interval_sum(of(lambda t: t.end_dp + t.end_tp + t.end_optimizer))
     end += of(lambda t: t.end_first)[:, None]
     fixed, flight, scratch = _memory(chain, setting)
-    saved = chain.ints(lambda b: b.saved_bytes)
+    saved = chain.ints(lambda b: _kept(b.saved_bytes, b, setting))
     return Columns(
         seconds=seconds,
         end=_with_tied_sync(end, chain, setting),
@@ -128,8 +128,8 @@ def build(blocks: Chain | Sequence[BlockCost], setting: Setting) -> Columns:
         flight=flight,
         scratch=scratch,
         extra=of(lambda t: t.extra),
-        gain=saved - chain.ints(lambda b: b.input_bytes),
-        saved=saved,
+        gain=saved - chain.ints(lambda b: _kept(b.input_bytes, b, setting)),
+        saved=chain.ints(lambda b: memory.rebuilt_bytes(b, setting)),
         in_flight=tuple(setting.in_flight(i) for i in range(setting.mesh.pp)),
         microbatches=setting.microbatches,
     )
@@ -140,10 +140,17 @@ def _with_tied_sync(end: Floats, chain: Chain, setting: Setting) -> Floats:
     seconds = tied_seconds(chain.blocks, setting)
     if seconds == 0.0:
         return end
-    holds = chain.ints(lambda b: 1 if b.tied_parameters else 0)
+    holds = chain.ints(lambda b: 1 if b.tied_trainable else 0)
     count = interval_sum(holds)
     split = (count > 0) & (count < holds.sum())
     return np.asarray(end + np.where(split, seconds, 0.0))
+
+
+def _kept(kept: int, block: BlockCost, setting: Setting) -> int:
+    """What a block keeps; with one micro-batch, or its gradients in their place."""
+    if setting.microbatches > 1:
+        return kept
+    return kept + memory.late_gradient_bytes(block.trainable, kept, setting)
 
 
 def _memory(chain: Chain, setting: Setting) -> tuple[Ints, Ints, Ints]:
@@ -151,18 +158,21 @@ def _memory(chain: Chain, setting: Setting) -> tuple[Ints, Ints, Ints]:
     per_block = chain.ints
     tied = per_block(lambda b: b.tied_parameters)
 
-    def held(term: Callable[[int, Setting], int], get: Callable[[BlockCost], int]) -> Ints:
-        once = interval_sum(per_block(lambda b: term(get(b), setting)))
+    def held(term: Callable[[int, Setting], int], *, trained: bool = True) -> Ints:
+        once = interval_sum(
+            per_block(lambda b: term(b.trainable if trained else b.parameters, setting))
+        )
         if not tied.any():
             return np.asarray(once)
-        same = per_block(lambda b: term(b.tied_parameters, setting))
+        same = per_block(
+            lambda b: term(b.tied_trainable if trained else b.tied_parameters, setting)
+        )
         return np.asarray(once - (interval_sum(same) - interval_max(same)))
 
     gathered = per_block(lambda b: memory.gathered_bytes(b, setting))
     resident = (
-        held(memory.parameter_bytes, lambda b: b.parameters)
-        + held(memory.gradient_bytes, lambda b: b.trainable)
-        + held(memory.optimizer_bytes, lambda b: b.trainable)
+        held(memory.parameter_bytes, trained=False)
+        + held(memory.optimizer_bytes)
         + interval_max(gathered)
         + interval_max(gathered, second=True)
         + interval_max(per_block(lambda b: memory.tied_gathered_bytes(b.tied_parameters, setting)))
@@ -171,12 +181,16 @@ def _memory(chain: Chain, setting: Setting) -> tuple[Ints, Ints, Ints]:
     sent, received = boundary.copy(), np.concatenate([np.zeros(1, np.int64), boundary[:-1]])
     sent[-1] = 0
     buffers = (
-        interval_max(per_block(lambda b: b.transient_bytes))
-        + interval_max(per_block(lambda b: memory.bucket_bytes(b, setting)))
-        + received[:, None]
+        interval_max(per_block(lambda b: memory.working_bytes(b, setting))) + received[:, None]
     )
     buffers[:, 1:] += sent[None, :]
-    flight = interval_sum(per_block(lambda b: b.saved_bytes)) + received[:, None]
+    # All but the first block of a stage have one before them that works while they are reduced.
+    buffers[:-1] += interval_max(per_block(lambda b: memory.followed_bytes(b, setting)))[1:]
+    flight = interval_sum(per_block(lambda b: _kept(b.saved_bytes, b, setting)))
+    flight += received[:, None]
     flight[:, 1:] += sent[None, :]
-    scratch = resident + held(memory.scratch_bytes, lambda b: b.trainable)
+    gradients = held(memory.gradient_bytes)
+    scratch = resident + gradients + held(memory.scratch_bytes)
+    if setting.microbatches > 1:
+        resident = resident + gradients
     return np.asarray(resident + buffers), np.asarray(flight), np.asarray(scratch)

@@ -16,7 +16,7 @@ from autopar.cluster import Cluster
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.search.best_first import Prices
 from autopar.search.enumerate import legal_settings, search
-from autopar.search.options import Pins, SearchOptions
+from autopar.search.options import SearchOptions
 from autopar.search.result import Infeasible, Relaxation, SearchResult
 from autopar.search.smallest_memory import smallest_memory
 from autopar.units import format_bytes
@@ -88,7 +88,7 @@ def relaxations(
         for change, other in _changes(options, other_prices=factory is not None)
     ]
     if factory is not None:
-        together = replace(options, precision=_leaner(options.precision), pins=Pins())
+        together = replace(options, precision=_leaner(options.precision), pins=options.forced)
         for factor in (2, 4):
             on = larger(cluster, factor)
             tried.append(attempt(f"{factor} x the ranks ({on.size})", options, on))
@@ -110,6 +110,7 @@ def _changes(options: SearchOptions, *, other_prices: bool) -> list[tuple[str, S
         changes.append((f"precision {leaner}", replace(options, precision=leaner)))
 
     def free(*names: str) -> None:
+        names = tuple(n for n in names if getattr(options.forced, n) is None)
         pinned = [n for n in names if getattr(pins, n) is not None]
         if pinned:
             text = ", ".join(f"{n}={getattr(pins, n)}" for n in pinned)

@@ -59,7 +59,8 @@ class SearchOptions:
     `memory_limit`: bytes that the five memory terms of a rank may take in all;
     None takes the device's memory less its context and a fragmentation `margin`.
     `time_limit`: seconds after which the best plan so far is returned with its gap.
-    `alternatives`: how many other mesh shapes to report.
+    `alternatives`: how many other mesh shapes to report. `forced`: those of `pins` that the program
+    leaves no choice about; they are never relaxed.
     """
 
     global_batch: int
@@ -70,6 +71,7 @@ class SearchOptions:
     pins: Pins = field(default_factory=Pins)
     time_limit: float | None = None
     alternatives: int = 3
+    forced: Pins = field(default_factory=Pins)
 
     def __post_init__(self) -> None:
         if self.global_batch < 1:

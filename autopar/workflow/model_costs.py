@@ -18,10 +18,11 @@ from autopar.block_cost import Alternative, BlockCost, ChainCost
 from autopar.cluster import Cluster
 from autopar.op_call import OpCall, Operand, types_of
 from autopar.parts import Parts, Slot
+from autopar.passes.analysis.batch_statistics import is_batch_norm
 from autopar.passes.analysis.block_costs import block_cost
 from autopar.passes.analysis.block_problem import Axis
 from autopar.passes.analysis.blocks import analyse_blocks
-from autopar.passes.analysis.coupled_samples import coupling_op
+from autopar.passes.analysis.coupled_samples import batch_statistics, coupling_op
 from autopar.passes.analysis.loss_form import loss_form
 from autopar.passes.pass_manager import run_passes
 from autopar.passes.pipeline import front_pipeline
@@ -40,8 +41,27 @@ def prepare(program: Program, sizes: dict[str, int]) -> Program:
     """The front half of the passes: what the search and the back half start from."""
     own = program.with_graph(copy_graph(program.graph_module))
     parts, _ = run_passes(Parts(own, sizes=sizes), front_pipeline())
-    whole = parts.program.batch_stays_whole or _why_whole(parts.program)
-    return replace(parts.program, batch_stays_whole=whole)
+    if parts.program.batch_stays_whole:
+        return parts.program
+    together, statistics = _why_together(parts.program)
+    if together:
+        return replace(parts.program, one_micro_batch=together, batch_statistics=statistics)
+    return replace(parts.program, batch_stays_whole=_why_whole(parts.program))
+
+
+def _why_together(program: Program) -> tuple[str, frozenset[str]]:
+    """Why all samples of a step must pass together although they may be spread over dp, and the
+    statistics to sum then; '' when they need not, or may not be spread."""
+    norm = next((n for n in program.graph.nodes if is_batch_norm(n)), None)
+    if (norm is None and not program.updates) or loss_form(program).kind == "unknown":
+        return "", frozenset()
+    found = batch_statistics(program)
+    if found is None:
+        return "", frozenset()
+    if norm is not None:
+        where = module_path(norm) or user_line(norm)
+        return f"the batch norm {where!r} takes statistics of the whole batch", found
+    return f"a step changes the buffer {program.updates[0]!r}", found
 
 
 def _why_whole(program: Program) -> str:
@@ -162,6 +182,11 @@ class ModelCosts:
             found.append(
                 f"{self.program.batch_stays_whole}, so the batch is not split: dp 1, one "
                 "micro-batch"
+            )
+        if self.program.one_micro_batch:
+            found.append(
+                f"{self.program.one_micro_batch}: one micro-batch, whose statistics dp ranks sum "
+                "(the time of these messages is not predicted)"
             )
         return (*found, *self.program.notes, *self.notes)
 
@@ -297,10 +322,13 @@ class ModelCosts:
             saved_bytes=whole.saved_bytes // tp,
             input_bytes=whole.input_bytes // tp,
             transient_bytes=0,
+            reduced_transient_bytes=0,
+            largest_parameter=0,
             boundary_bytes=whole.boundary_bytes // tp,
             backward_weights=0.0,
             parameter_reduce_seconds=0.0,
             tied_parameters=whole.tied_parameters // tp,
+            tied_trainable=whole.tied_trainable // tp,
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from autopar.block_cost import ChainCost
 from autopar.cluster import Cluster
+from autopar.cost.setting import PRECISION
 from autopar.mesh import Mesh
 from autopar.plan_document import Plan
 from autopar.program import Program
@@ -126,7 +127,7 @@ def _predictions(
     search = result.search_dict()
     others = {name: search.pop(name) for name in ("alternatives", "recipes", "neighbours")}
     search["seconds"] = {**search["seconds"], **seconds}
-    dtype = "float32" if choice.precision == "fp32" else "bfloat16"
+    dtype = PRECISION[choice.precision].dtype
     peak = cluster.device.flops.get(dtype, cluster.device.flops["float32"])
     tokens = global_batch * sizes.get("sequence", 1)
     return {

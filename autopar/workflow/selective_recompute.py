@@ -50,6 +50,7 @@ def with_selective_recompute(
         backward_compute=block.backward_compute + extra,
         saved_bytes=min(block.saved_bytes, kept),
         transient_bytes=block.transient_bytes + max(0, block.saved_bytes - kept),
+        reduced_transient_bytes=block.reduced_transient_bytes + max(0, block.saved_bytes - kept),
     )
 
 
@@ -68,6 +69,7 @@ def without_gathered(block: BlockCost, graph: fx.GraphModule, tp: int) -> BlockC
         block,
         saved_bytes=max(block.input_bytes, block.saved_bytes - freed),
         transient_bytes=block.transient_bytes + min(freed, gathered // 2),
+        reduced_transient_bytes=block.reduced_transient_bytes + min(freed, gathered // 2),
     )
 
 

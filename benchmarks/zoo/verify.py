@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.api import build, whole_batch
+from autopar.api import build
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError, UsageError
 from autopar.inputs import flatten_inputs
@@ -24,6 +24,7 @@ from autopar.program import GraphInput, Program, copy_graph
 from autopar.search.enumerate import search
 from autopar.search.infeasible import explain_infeasible, infeasible_error
 from autopar.search.options import SearchOptions, parse_pins
+from autopar.workflow.forced_pins import forced_pins
 from autopar.workflow.model_costs import ModelCosts, prepare
 from autopar.workflow.outcome import build_plan
 from autopar.workflow.verification import Case, Verdict, compare_with_one_device, random_batch
@@ -173,16 +174,16 @@ class Plans:
         )
 
     def plan(self, pins: str) -> Plan:
-        """Two micro-batches on a pipeline, or one where the batch has to stay whole."""
+        """Two micro-batches on a pipeline, or one where all samples have to pass together."""
         parsed = parse_pins(f"{pins},weights=split,boundary=R")
         whole = bool(self.program.batch_stays_whole)
         if whole and (parsed.dp or 1) > 1:
             why = self.program.batch_stays_whole
             raise UsageError(f"{why}: the batch is not split", next_step="pin dp=1")
-        if whole:
-            parsed = whole_batch(parsed, self.program.batch_stays_whole)
-        batch = BATCH if whole else 2 * BATCH
-        count = 1 if whole else batch // (BATCH * (parsed.dp or 1))
+        together = whole or bool(self.program.one_micro_batch)
+        batch = BATCH * (parsed.dp or 1) if together else 2 * BATCH
+        parsed = forced_pins(self.program, parsed, batch)
+        count = 1 if together else batch // (BATCH * (parsed.dp or 1))
         options = SearchOptions(
             global_batch=batch,
             precision="fp32",

@@ -28,7 +28,7 @@ def block_cost(
     prices = [p.cost for p in roofline(graph, axis)]
     ops = [p for p in prices if p.bound != COMMUNICATION]
     moves = [p for p in prices if p.bound == COMMUNICATION]
-    parameters = trainable = shared_elements = late = 0
+    parameters = trainable = tied_parameters = tied_trainable = late = largest = 0
     late_seconds = 0.0
     placeholders = graph.graph.find_nodes(op="placeholder")
     for node, slot in zip(placeholders, slots, strict=True):
@@ -36,8 +36,12 @@ def block_cost(
             continue
         count = node.meta["val"].numel()
         parameters += count
-        trainable += count if node.meta.get("requires_grad") else 0
-        shared_elements += count if slot.name in tied else 0
+        trained = count if node.meta.get("requires_grad") else 0
+        trainable += trained
+        largest = max(largest, trained)
+        if slot.name in tied:
+            tied_parameters += count
+            tied_trainable += trained
         if node.meta["placement"].gradient_is_partial:
             late += count * node.meta["val"].element_size()
     if late:
@@ -58,7 +62,10 @@ def block_cost(
         saved_bytes=memory.saved,
         input_bytes=memory.inputs,
         transient_bytes=memory.transient + memory.shared,
+        reduced_transient_bytes=memory.reduced_transient + memory.shared,
+        largest_parameter=largest,
         boundary_bytes=sum(v.nbytes for v in outputs if v.dim()),
         parameter_reduce_seconds=late_seconds,
-        tied_parameters=shared_elements,
+        tied_parameters=tied_parameters,
+        tied_trainable=tied_trainable,
     )

@@ -16,6 +16,7 @@ from torch import fx
 
 from autopar.cost.op_cost import VIEWS
 from autopar.parts import Slot
+from autopar.passes.analysis.workspace import backward_workspace, forward_workspace
 from autopar.program import tensors_of
 
 
@@ -23,11 +24,14 @@ from autopar.program import tensors_of
 class BlockMemory:
     """`saved`: kept from forward to backward, the block's inputs included when an op keeps them,
     without parameters and shared values. `inputs`: kept when the block is recomputed. `transient`:
-    at the worst moment on top of `saved`. `shared`: parameter-free values read from outside."""
+    at the worst moment on top of `saved`, with the gradient of a parameter that is being made;
+    `reduced_transient`: with the gradients of all parameters that were made so far.
+    `shared`: parameter-free values read from outside."""
 
     saved: int
     inputs: int
     transient: int
+    reduced_transient: int
     shared: int
     per_node: dict[str, int]
 
@@ -97,9 +101,16 @@ def block_memory(graph: fx.GraphModule, slots: tuple[Slot, ...]) -> BlockMemory:
     parameters = {
         n for n, slot in zip(placeholders, slots, strict=True) if slot.kind == "parameter"
     }
-    backward = _backward_peak(graph, values, owned, saved_at, parameters)
+    backward, reduced = _backward_peaks(graph, values, owned, saved_at, parameters)
     per_node = {n.name: sum(owned[k] for k in set(keys)) for n, keys in saved_at.items()}
-    return BlockMemory(saved, inputs, max(0, forward - saved, backward - saved), shared, per_node)
+    return BlockMemory(
+        saved,
+        inputs,
+        max(0, forward - saved, backward - saved),
+        max(0, forward - saved, reduced - saved),
+        shared,
+        per_node,
+    )
 
 
 def _key(tensor: torch.Tensor) -> int:
@@ -132,7 +143,7 @@ def _forward_peak(
         if node.op == "call_function":
             live.update({k: s for k, s in _storages(values[node]).items() if k not in outside})
             live.update({k: owned[k] for k in owned if k in live})
-            peak = max(peak, sum(live.values()))
+            peak = max(peak, sum(live.values()) + forward_workspace(node))
             for source in node.all_input_nodes:
                 for key in _storages(values[source]):
                     readers[key] -= 1
@@ -141,23 +152,23 @@ def _forward_peak(
     return peak
 
 
-def _backward_peak(
+def _backward_peaks(
     graph: fx.GraphModule,
     values: dict[fx.Node, Any],
     owned: dict[int, int],
     saved_at: dict[fx.Node, list[int]],
     parameters: set[fx.Node],
-) -> int:
-    """Most bytes alive at once in the backward: what is still saved, and gradients of values.
-
-    Gradients of parameters are counted with the gradients, not here.
+) -> tuple[int, int]:
+    """Most bytes alive at once in the backward: what is still saved, gradients of values, and of
+    the parameters that an op reads; the same with gradients of all parameters so far.
     """
     holders: Counter[int] = Counter()
     for keys in saved_at.values():
         holders.update(set(keys))
     remaining = sum(owned.values())
     grads: dict[fx.Node, int] = {}
-    peak = remaining
+    peak = peak_of_all = remaining
+    made: dict[fx.Node, int] = {}
     for node in reversed(list(graph.graph.nodes)):
         if node.op != "call_function" or not node.meta.get("requires_grad"):
             continue
@@ -165,16 +176,22 @@ def _backward_peak(
         if own is None:
             own = sum(t.nbytes for t in tensors_of(values[node]))
         view = getattr(node.target, "_opname", "") in VIEWS
+        fresh = 0
         for source in node.all_input_nodes:
             if source.meta.get("requires_grad"):
-                if source in grads or source in parameters:
+                if source in grads:
+                    continue
+                if source in parameters:
+                    made[source] = sum(t.nbytes for t in tensors_of(values[source]))
+                    fresh += made[source]
                     continue
                 size = sum(t.nbytes for t in tensors_of(values[source]))
                 grads[source] = own if view else size
-        activations = sum(grads.values())
-        peak = max(peak, remaining + activations + (0 if view else own))
+        now = remaining + sum(grads.values()) + (0 if view else own) + backward_workspace(node)
+        peak = max(peak, now + (0 if view else fresh))
+        peak_of_all = max(peak_of_all, now + sum(made.values()))
         for key in set(saved_at[node]):
             holders[key] -= 1
             if not holders[key]:
                 remaining -= owned[key]
-    return peak
+    return peak, peak_of_all

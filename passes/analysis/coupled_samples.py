@@ -15,10 +15,12 @@ from torch import fx
 
 from autopar.errors import AutoparError
 from autopar.op_call import Bindings, OpCall, op_call
+from autopar.passes.analysis.aliases import ancestors
+from autopar.passes.analysis.batch_statistics import is_batch_norm, statistic_dims
 from autopar.passes.analysis.blocks import Blocks, analyse_blocks
 from autopar.passes.analysis.loss_form import loss_tail
 from autopar.passes.analysis.sample_probe import alike, follow
-from autopar.program import Program, tensors_of
+from autopar.program import Program, outputs_of, tensors_of
 from autopar.rules import rule_for
 from autopar.rules.language import Rule
 
@@ -44,11 +46,29 @@ def coupling_op(program: Program) -> fx.Node | None:
     return _Walk(program).first()
 
 
+def batch_statistics(program: Program) -> frozenset[str] | None:
+    """Ops by which alone samples depend on each other: they take statistics of the batch, so that
+    it can be spread over dp ranks as one micro-batch, and the statistics be summed.
+
+    None where other ops mix samples, or a buffer that the step changes would differ on ranks.
+    """
+    walk = _Walk(program, summing=True)
+    if walk.first() is not None:
+        return None
+    kept = outputs_of(program.graph)[1:]
+    if any(n in walk.at or n in walk.placed for n in kept):
+        return None
+    if ancestors(program.graph, kept) & loss_tail(program):
+        return None
+    return frozenset(n.name for n in walk.summed)
+
+
 class _Walk:
     """`at`: values that hold the batch -> the dim whose major part it is. `placed`: values
-    without samples whose entries differ by their place in the batch (a range over it)."""
+    without samples whose entries differ by their place in the batch (a range over it). `summing`:
+    statistics of the batch do not count as mixing, and are noted in `summed`."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, *, summing: bool = False) -> None:
         sizes = dict(program.sizes)
         if "batch" in program.symbols:
             sizes["batch"] = SAMPLES
@@ -65,6 +85,8 @@ class _Walk:
         self.at = {n: 0 for n in self.nodes if n.name in inputs}
         self.constant = _made_from_nothing(self.nodes)
         self.placed: set[fx.Node] = set()
+        self.summing = summing
+        self.summed: set[fx.Node] = set()
         self._answers: dict[Any, int | None] = {}
 
     def first(self) -> fx.Node | None:
@@ -100,6 +122,8 @@ class _Walk:
         sources = node.all_input_nodes
         if node in self.constant:
             return self._note_constant(node)
+        if self.summing and self._sums(node):
+            return True
         if self._counts_batch(node) or (self._reads_batch(node) and not self._as_fewer(node)):
             return False
         if any(n in self.at for n in sources) and not any(n in self.placed for n in sources):
@@ -115,6 +139,18 @@ class _Walk:
             self.at[node] = own
         elif own is not None:
             self.placed.add(node)
+        return True
+
+    def _sums(self, node: fx.Node) -> bool:
+        """Whether it takes statistics over the dim that holds the batch, and nothing else of it."""
+        dims, (source, *others) = statistic_dims(node), node.all_input_nodes
+        if dims is None or self.at.get(source) not in dims or source in self.placed:
+            return False
+        if any(n in self.at or n in self.placed for n in others):
+            return False
+        self.summed.add(node)
+        if is_batch_norm(node):
+            self.at[node] = self.at[source]
         return True
 
     def _note_constant(self, node: fx.Node) -> bool:

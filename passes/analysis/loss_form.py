@@ -84,6 +84,10 @@ def _form(program: Program, node: Any, free: set[fx.Node]) -> LossForm:
         top, bottom = _form(program, args[0], free), _form(program, count, free)
         both = top.kind == bottom.kind == "sum"
         return LossForm("ratio", count) if both else UNKNOWN
+    if name == "add" and any(_is_zero(n) for n in args[:2]):
+        # A total that starts as torch.zeros(()).
+        rest = [n for n in args[:2] if not _is_zero(n)]
+        return _form(program, rest[0], free) if len(rest) == 1 else UNKNOWN
     if name in ("add", "sub") and isinstance(args[1], fx.Node):  # `alpha` scales the second
         first, second = _form(program, args[0], free), _form(program, args[1], free)
         return first if first == second else UNKNOWN
@@ -118,6 +122,10 @@ def _is_scalar(node: Any) -> bool:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     by_sample = _op_name(node) in _CLASSES and not _argument(node, 3, "reduction", 1)
     return isinstance(value, torch.Tensor) and not value.dim() and not by_sample
+
+
+def _is_zero(node: Any) -> bool:
+    return _is_scalar(node) and _op_name(node) in ("zeros", "new_zeros", "zeros_like")
 
 
 def _has_rows(node: fx.Node) -> bool:

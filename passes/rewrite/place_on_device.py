@@ -1,4 +1,4 @@
-"""Bind a stage's graphs to a device and to the process group of the tp axis.
+"""Bind a stage's graphs to a device and to the process groups of the axes tp and dp.
 
 arange(8192, device=meta)             ->   arange(8192, device=cuda:0)
 autopar.all_reduce(h, 'tp')           ->   autopar.all_reduce(h, '5')
@@ -6,14 +6,16 @@ autopar.all_reduce(h, 'tp')           ->   autopar.all_reduce(h, '5')
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import fx
 
 from autopar.stage_program import StageProgram
 
 
-def place_on_device(stage: StageProgram, device: torch.device, group: str) -> None:
-    """Edit the graphs of a stage in place. `group`: name of the tp process group."""
+def place_on_device(stage: StageProgram, device: torch.device, groups: Mapping[str, str]) -> None:
+    """Edit the graphs of a stage in place. `groups`: axis -> name of its process group."""
     graphs = [b.graph for b in stage.blocks] + [stage.shared, stage.count]
     for graph in {id(g): g for g in graphs if g is not None}.values():
         for node in _calls(graph):
@@ -22,8 +24,8 @@ def place_on_device(stage: StageProgram, device: torch.device, group: str) -> No
             for index, argument in enumerate(node.args):
                 if isinstance(argument, torch.device):
                     node.update_arg(index, device)
-                elif argument == "tp" and isinstance(argument, str):
-                    node.update_arg(index, group)
+                elif isinstance(argument, str) and argument in groups:
+                    node.update_arg(index, groups[argument])
         graph.recompile()
         graph.to(device)
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.marks import REPLICATE
 from autopar.parts import Parts
 from autopar.passes.rewrite.simplify import drop_unused
 from autopar.piece_name import Piece
@@ -80,7 +81,7 @@ class _Fused:
 def _fused(node: fx.Node, program: Program) -> _Fused | None:
     """The pattern at a node, when everything about it is as in the text above."""
     known = _PRODUCTS.get(getattr(node.target, "_opname", ""))
-    if known is None or node.kwargs:
+    if known is None or node.kwargs or node.meta.get(REPLICATE):
         return None
     weight_at, bias_at, dim = known
     kinds = {i.name: i.kind for i in program.inputs}

@@ -34,10 +34,13 @@ from tests.search.test_stages import cluster as unit_cluster
     precision=st.sampled_from(["fp32", "bf16-mixed", "bf16"]),
     fraction=st.floats(0.3, 1.1),
     tied=st.sampled_from([0, 30]),
+    frozen=st.booleans(),
 )
-def test_agrees_with_the_search(numbers, pp, dp, zero, m, schedule, precision, fraction, tied):
+def test_agrees_with_the_search(
+    numbers, pp, dp, zero, m, schedule, precision, fraction, tied, frozen
+):
     last = len(numbers) - 1
-    blocks = [block(i, x, tied if i in (0, last) else 0) for i, x in enumerate(numbers)]
+    blocks = [block(i, x, tied if i in (0, last) else 0, frozen) for i, x in enumerate(numbers)]
     setting = Setting(unit_cluster(pp * dp), Mesh(pp, dp, 1), 1, m, schedule, zero, precision)
     limit = stage_memory(blocks, 0, len(blocks), (), 0, setting).total * fraction
     found = stages.solve(columns.build(blocks, setting), limit)

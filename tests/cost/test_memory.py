@@ -79,7 +79,9 @@ def test_one_data_parallel_rank_keeps_a_copy_only_of_another_type(precision, byt
 def test_zero_1_with_one_microbatch_scatters_at_once():
     whole = stage_memory(three(), 0, 3, (), 0, setting(zero=1, m=2))
     once = stage_memory(three(), 0, 3, (), 0, setting(zero=1, m=1))
-    assert (whole.gradients, once.gradients) == (6000 * 4, 1500 * 4)
+    assert whole.gradients == 6000 * 4
+    # Of a block's 250 x (1, 2, 3) elements, what is more than the 500 bytes that it kept.
+    assert once.gradients == 500 + 1500 + 2500
 
 
 @pytest.mark.parametrize(("optimizer", "states"), [("adamw", 2), ("sgd-momentum", 1), ("sgd", 0)])
@@ -106,9 +108,9 @@ def test_activations_follow_the_schedule():
 
 def test_recomputation_keeps_inputs_and_rebuilds_the_largest():
     blocks = [replace(BLOCK, name="a"), replace(BLOCK, name="b", saved_bytes=900)]
-    assert activation_bytes(blocks, (), 3, 0) == 3 * 1400
-    assert activation_bytes(blocks, {"a"}, 3, 0) == 3 * (50 + 900) + 500
-    assert activation_bytes(blocks, {"a", "b"}, 3, 7) == 3 * (100 + 7) + 900
+    assert activation_bytes(blocks, (), 3, 0, setting()) == 3 * 1400
+    assert activation_bytes(blocks, {"a"}, 3, 0, setting()) == 3 * (50 + 900) + 500
+    assert activation_bytes(blocks, {"a", "b"}, 3, 7, setting()) == 3 * (100 + 7) + 900
 
 
 def test_buffers_hold_transients_bucket_and_gradients_under_way():
@@ -117,9 +119,34 @@ def test_buffers_hold_transients_bucket_and_gradients_under_way():
     assert middle.buffers == 30 + 20 + 20
     assert stage_memory(four, 0, 4, (), 0, setting(m=8)).buffers == 30
     heavy = [replace(BLOCK, name="h", saved_bytes=10**6)]
-    assert stage_memory(heavy, 0, 1, (), 0, setting(zero=1)).buffers == 30 + 1000 * (4 + 4)
-    assert stage_memory(heavy, 0, 1, (), 0, setting()).buffers == 30 + 1000 * 4
-    assert stage_memory(heavy, 0, 1, (), 0, setting(dp=1)).buffers == 30 + 1000 * 4
+    # Fresh gradients and their copy in the reduction; accumulated ones are among the gradients.
+    assert stage_memory(heavy, 0, 1, (), 0, setting(zero=2)).buffers == 1000 * (4 + 4)
+    assert stage_memory(heavy, 0, 1, (), 0, setting(zero=1)).buffers == 1000 * 4
+    assert stage_memory(heavy, 0, 1, (), 0, setting()).buffers == 30
+    mixed = setting(dp=1, precision="bf16-mixed")
+    wide = [replace(heavy[0], largest_parameter=600)]
+    assert stage_memory(wide, 0, 1, (), 0, mixed).buffers == 30 + 600 * 4
+
+
+def test_a_block_works_while_the_one_after_it_is_reduced():
+    big = replace(BLOCK, saved_bytes=10**6)
+    two = [replace(big, name="a"), replace(big, name="b", saved_bytes=1500)]
+    found = stage_memory(two, 0, 2, (), 0, setting(zero=2))
+    assert found.buffers == 1000 * (4 + 4) + (4000 - 1500)
+    again = stage_memory(two, 0, 2, {"a", "b"}, 0, setting(zero=2))
+    assert again.activations == 2 * 50 + 10**6 + (4000 - 50)
+
+
+def test_gradients_take_the_place_of_activations_when_there_is_one_microbatch():
+    keeps = replace(BLOCK, saved_bytes=10**5)
+    one = stage_memory([keeps], 0, 1, (), 0, setting(dp=1, m=1))
+    two = stage_memory([keeps], 0, 1, (), 0, setting(dp=1, m=2))
+    assert (one.gradients, two.gradients) == (0, 4000)
+    assert stage_memory([BLOCK], 0, 1, (), 0, setting(dp=1, m=1)).gradients == 4000 - 500
+    # At the end of the step all gradients are there, and the optimizer's scratch.
+    small = [replace(BLOCK, saved_bytes=4000, parameters=10**6, trainable=10**6)]
+    end = stage_memory(small, 0, 1, (), 0, setting(dp=1, m=1))
+    assert end.total == 10**6 * 4 * 5
 
 
 def test_the_optimizer_step_needs_scratch_when_activations_are_gone():
@@ -137,7 +164,7 @@ def test_zero_0_may_copy_all_gradients_to_sum_them():
     found = stage_memory(blocks, 0, 8, (), 0, setting(optimizer="sgd"))
     assert found.activations + found.buffers == 8 * 1000 * 4
     alone = stage_memory(blocks, 0, 8, (), 0, setting(dp=1, optimizer="sgd"))
-    assert alone.buffers == 30 + 1000 * 4
+    assert alone.buffers == 30
 
 
 def test_a_single_stage_has_one_microbatch_in_flight_whatever_the_schedule():
@@ -147,8 +174,8 @@ def test_a_single_stage_has_one_microbatch_in_flight_whatever_the_schedule():
 
 def test_tied_parameters_count_once_per_stage():
     blocks = three()
-    blocks[0] = replace(blocks[0], tied_parameters=400)
-    blocks[2] = replace(blocks[2], tied_parameters=400)
+    for i in (0, 2):
+        blocks[i] = replace(blocks[i], tied_parameters=400, tied_trainable=400)
     together = stage_memory(blocks, 0, 3, (), 0, setting(zero=1))
     assert together.gradients == (6000 - 400) * 4
     assert together.parameters == (1500 - 100) * 4 + (6000 - 400) * 4
@@ -157,6 +184,16 @@ def test_tied_parameters_count_once_per_stage():
     root = stage_memory(blocks, 0, 3, (), 0, setting(zero=3))
     # Blocks gather 600, 2000 and 2600 of their own; the tied 400 stay gathered.
     assert root.parameters == (1500 - 100) * 4 + (2600 + 2000 + 400) * 4
+
+
+def test_frozen_tied_parameters_have_no_gradient_to_count_once():
+    blocks = three()
+    for i in (0, 2):
+        blocks[i] = replace(blocks[i], tied_parameters=400, trainable=blocks[i].parameters - 400)
+    found = stage_memory(blocks, 0, 3, (), 0, setting(zero=1))
+    assert found.gradients == (6000 - 800) * 4
+    assert found.optimizer == 2 * (1500 - 200) * 4
+    assert found.parameters == (1500 - 100) * 4 + (6000 - 400) * 4
 
 
 def test_the_limit_leaves_context_and_margin():

@@ -131,8 +131,10 @@ def test_optimizer_is_bound_by_memory_bandwidth():
 
 
 def test_tied_parameters_are_summed_over_their_stages():
-    tied = replace(BLOCK, tied_parameters=400)
+    tied = replace(BLOCK, tied_parameters=400, tied_trainable=400)
     assert tied_seconds([tied, BLOCK, tied], setting(pp=4)) == pytest.approx(2 * 1.6)
     assert tied_seconds([tied, BLOCK, tied], setting(pp=4, zero=1)) == pytest.approx(2 * 0.4)
     assert tied_seconds([tied, BLOCK, tied], setting()) == 0
     assert tied_seconds([tied, BLOCK], setting(pp=4)) == 0
+    frozen = replace(tied, tied_trainable=0)
+    assert tied_seconds([frozen, BLOCK, frozen], setting(pp=4)) == 0

@@ -33,6 +33,7 @@ def test_order() -> None:
         "localize-shapes",
         "own-random",
         "cut-stages",
+        "sum-statistics",
         "mark-recompute",
     ]
     assert len(front_pipeline()) + len(back_pipeline()) == len(default_pipeline())
@@ -71,7 +72,7 @@ def test_the_stages_of_one_rank_compute_the_models_loss_and_gradients(name: str)
     plan = toys.plan(name, stages=cuts)
     parts, _ = run_passes(toys.start(name, plan), back_pipeline(), verify=verify)
     for stage in parts.stages:
-        place_on_device(stage, torch.device("cpu"), "unused")
+        place_on_device(stage, torch.device("cpu"), {"tp": "unused"})
     state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     loss = run(parts.stages, state, inputs)
     found = model(**inputs)

@@ -29,6 +29,7 @@ SPEC = ParameterSpec(NAME, (INNER, WIDTH), torch.float32, Shard(0))
         (torch.bfloat16, "fp32", torch.float32),
         (torch.bfloat16, "bf16-mixed", torch.float32),
         (torch.float32, "bf16", torch.bfloat16),
+        (torch.float32, "fp16", torch.float16),
         (torch.float64, "bf16", torch.float64),
         (torch.int64, "bf16", torch.int64),
     ],

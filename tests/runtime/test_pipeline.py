@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from autopar.mesh import Mesh
-from autopar.runtime.launch import spawn
 from tests.runtime.test_state import make_program
 from tests.runtime.toy import make_batch
+from tests.warm_ranks import run_on_ranks
 
 MICROBATCHES = 6
 
@@ -48,7 +48,7 @@ def held() -> dict[str, tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 def buffers() -> list[dict[str, tuple[int, int]]]:
-    return spawn(held, 2, timeout_seconds=60)
+    return run_on_ranks(held, 2, timeout_seconds=60)
 
 
 def test_buffers_live_from_receipt_to_backward(

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from autopar.mesh import Mesh
-from autopar.runtime.launch import spawn
 from tests.runtime.toy import make_batch, make_model, make_plan, make_stages
+from tests.warm_ranks import run_on_ranks
 
 CASES: dict[int, dict[str, dict[str, Any]]] = {
     2: {
@@ -99,7 +99,7 @@ def reference(
 @pytest.fixture(scope="module", params=sorted(CASES))
 def results(request: pytest.FixtureRequest) -> tuple[int, list[dict[str, Any]]]:
     world = request.param
-    return world, spawn(run_cases, world, (list(CASES[world]),), timeout_seconds=200)
+    return world, run_on_ranks(run_cases, world, (list(CASES[world]),), timeout_seconds=200)
 
 
 def test_equals_one_device(results: tuple[int, list[dict[str, Any]]]) -> None:

@@ -10,9 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from autopar.mesh import Mesh
-from autopar.runtime.launch import spawn
 from autopar.runtime.random_state import RandomStream
 from autopar.runtime.ranks import Ranks
+from tests.warm_ranks import run_on_ranks
 
 
 def drawn(group: str, x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -50,7 +50,7 @@ def streams() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
-    return spawn(streams, 4, timeout_seconds=100)
+    return run_on_ranks(streams, 4, timeout_seconds=100)
 
 
 def test_whole_values_are_equal_over_tp_and_shards_are_not(ranks: list[dict[str, Any]]) -> None:

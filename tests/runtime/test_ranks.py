@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from autopar.errors import AutoparError, PlanError
 from autopar.mesh import Mesh
-from autopar.runtime.launch import spawn
 from autopar.runtime.ranks import Ranks, agree, together
+from tests.warm_ranks import run_on_ranks
 
 
 def message(function: Callable[[], object]) -> str:
@@ -52,7 +52,7 @@ def meet() -> dict[str, str]:
 
 
 def test_disagreement() -> None:
-    first, second = spawn(meet, 2, timeout_seconds=60)
+    first, second = run_on_ranks(meet, 2, timeout_seconds=60)
     for found in (first, second):
         assert "PlanError" in found["world"]
         assert "has 4 ranks, but 2 are running" in found["world"]

@@ -11,8 +11,8 @@ import torch
 
 from autopar.errors import AutoparError
 from autopar.mesh import Mesh
-from autopar.runtime.launch import spawn
 from tests.runtime.toy import IGNORED, make_batch, make_model, make_plan, make_stages
+from tests.warm_ranks import run_on_ranks
 
 LAYOUTS = {
     "pp2 dp2 zero3": {"mesh": Mesh(pp=2, dp=2), "zero": 3},
@@ -166,7 +166,7 @@ def surroundings(folder: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = str(tmp_path_factory.mktemp("checkpoint"))
-    return spawn(surroundings, 4, (folder,), timeout_seconds=200)
+    return run_on_ranks(surroundings, 4, (folder,), timeout_seconds=200)
 
 
 def one_device(

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from autopar.runtime import collectives  # noqa: F401 - registers the ops
-from autopar.runtime.launch import spawn
+from tests.warm_ranks import run_on_ranks
 
 ops = torch.ops.autopar
 TOKENS, CLASSES, WIDTH, IGNORED = 12, 16, 5, -100
@@ -120,7 +120,7 @@ def run_checks() -> str:
 
 @pytest.mark.parametrize("ranks", [4])
 def test_equals_torch(ranks: int) -> None:
-    messages = spawn(run_checks, ranks, timeout_seconds=90)
+    messages = run_on_ranks(run_checks, ranks, timeout_seconds=90)
     assert messages == [f"index 99 is out of range for {2 * ranks} entries"] * ranks
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from autopar.mesh import Mesh
-from autopar.runtime.launch import spawn
 from tests.runtime.test_state import make_program
 from tests.runtime.toy import make_batch
+from tests.warm_ranks import run_on_ranks
 
 MICROBATCHES = 3
 
@@ -44,7 +44,7 @@ def count_messages() -> dict[str, dict[str, int]]:
 
 @pytest.fixture(scope="module")
 def messages() -> list[dict[str, Any]]:
-    return spawn(count_messages, 4, timeout_seconds=120)
+    return run_on_ranks(count_messages, 4, timeout_seconds=120)
 
 
 @pytest.mark.parametrize("pp", [1, 2])

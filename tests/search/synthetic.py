@@ -99,6 +99,7 @@ class Provider:
             saved_bytes=8 * tokens,
             input_bytes=8 * tokens,
             tied_parameters=shared,
+            tied_trainable=shared,
         )
         logits = 2 * table * tokens / 7e14
         head = replace(

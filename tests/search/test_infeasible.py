@@ -83,6 +83,17 @@ def test_more_ranks_are_tried_on_a_larger_cluster():
     assert {"2 x the ranks (8)", "4 x the ranks (16)"} <= {r.change for r in found.relaxations}
 
 
+def test_what_the_program_forces_is_not_freed():
+    forced = parse_pins("dp=1,microbatches=1")
+    provider, options, result = impossible("dp=1,microbatches=1,zero=0", forced=forced)
+    found = explain_infeasible(result, provider, provider.on, options, factory).infeasible
+    names = [r.change for r in found.relaxations]
+    assert "free zero=0" in names
+    assert not any("dp=1" in n or "microbatches=1" in n for n in names)
+    described = [r.plan for r in found.relaxations if r.fits]
+    assert all("dp1" in text and "1 micro-batches" in text for text in described)
+
+
 def test_without_a_factory_only_decisions_are_freed():
     provider, options, result = impossible("zero=0")
     found = explain_infeasible(result, provider, provider.on, options).infeasible

@@ -25,7 +25,7 @@ def cluster(ranks: int) -> Cluster:
     return Cluster("unit", device, 1, ranks, (Link("link", ranks, 1e6, 1e-5),))
 
 
-def block(index: int, numbers: tuple[int, ...], tied: int = 0) -> BlockCost:
+def block(index: int, numbers: tuple[int, ...], tied: int = 0, frozen: bool = False) -> BlockCost:
     forward, backward, comm, params, saved, inputs, transient, boundary = numbers
     return BlockCost(
         name=f"b{index}",
@@ -36,13 +36,14 @@ def block(index: int, numbers: tuple[int, ...], tied: int = 0) -> BlockCost:
         backward_comm=comm / 400,
         flops=1.0,
         parameters=params + tied,
-        trainable=params + tied,
+        trainable=params + (0 if frozen else tied),
         saved_bytes=saved,
         input_bytes=inputs,
         transient_bytes=transient,
         boundary_bytes=boundary,
         parameter_reduce_seconds=comm / 1000,
         tied_parameters=tied,
+        tied_trainable=0 if frozen else tied,
     )
 
 
@@ -52,7 +53,7 @@ def brute_force(
     """Smallest step over all cuts and recomputed sets, straight from the definition."""
     n, pp, m = len(blocks), setting.mesh.pp, setting.microbatches
     times = [block_times(b, setting) for b in blocks]
-    holders = {i for i, b in enumerate(blocks) if b.tied_parameters}
+    holders = {i for i, b in enumerate(blocks) if b.tied_trainable}
     best = math.inf
     for inner in itertools.combinations(range(1, n), pp - 1):
         cuts = (0, *inner, n)
@@ -107,12 +108,13 @@ NUMBERS = st.tuples(
     recompute=st.sampled_from(["auto", "auto", "none", "full"]),
     fraction=st.floats(0.3, 1.1),
     tied=st.sampled_from([0, 0, 30]),
+    frozen=st.booleans(),
 )
 def test_equals_brute_force(
-    numbers, pp, dp, zero, m, schedule, precision, recompute, fraction, tied
+    numbers, pp, dp, zero, m, schedule, precision, recompute, fraction, tied, frozen
 ):
     last = len(numbers) - 1
-    blocks = [block(i, x, tied if i in (0, last) else 0) for i, x in enumerate(numbers)]
+    blocks = [block(i, x, tied if i in (0, last) else 0, frozen) for i, x in enumerate(numbers)]
     setting = Setting(cluster(pp * dp), Mesh(pp, dp, 1), 1, m, schedule, zero, precision, "adamw")
     whole = max(stage_memory(blocks, 0, len(blocks), (), i, setting).total for i in range(pp))
     limit = int(whole * fraction)

@@ -9,19 +9,25 @@ import pytest
 from autopar.workflow.verification import Case, Verdict, verify_case
 from tests.warm_ranks import run_on_ranks
 
-MODELS = Path(__file__).parent / "input_models.py"
+FOLDER = Path(__file__).parent
 TP, PP, ZERO = "tp=2,weights=split,boundary=R", "pp=2", "dp=2,zero=3"
 # function -> pins of each plan.
 CASES = {
     "nested": (TP, f"{PP},microbatches=2", ZERO),
     "logits_only": (f"{PP},microbatches=2", ZERO),
     "packed": (TP,),
-    "batch_norm": (TP, f"{PP},microbatches=1"),
+    "batch_norm": (TP, f"{PP},microbatches=1", ZERO),
     "shared": (f"{PP},microbatches=2",),
     "frozen_tied": (f"{PP},microbatches=2", ZERO),
     "bf16": (ZERO,),
     "fp16": (TP, f"{PP},microbatches=2", ZERO),
+    "custom_op": (TP, f"{PP},microbatches=2", ZERO),
+    "marked_layer": (TP,),
+    "marked_tied_embedding": (TP, f"{PP},microbatches=2"),
+    "deep_supervision": (f"{PP},microbatches=2",),
+    "two_losses": (TP, f"{PP},microbatches=2", ZERO),
 }
+MARKED = {"custom_op", "marked_layer", "marked_tied_embedding", "deep_supervision", "two_losses"}
 
 
 def _run(cases: list[Case]) -> list[Verdict | None]:
@@ -30,12 +36,16 @@ def _run(cases: list[Case]) -> list[Verdict | None]:
 
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, list[Verdict]]:
-    cases = [Case(f"{MODELS}:{name}", pins) for name, pins in _pairs()]
+    cases = [Case(f"{_file(name)}:{name}", pins) for name, pins in _pairs()]
     found = run_on_ranks(_run, 2, (cases,), timeout_seconds=280)[0]
     result: dict[str, list[Verdict]] = {name: [] for name in CASES}
     for (name, _), verdict in zip(_pairs(), found, strict=True):
         result[name].append(verdict)
     return result
+
+
+def _file(name: str) -> Path:
+    return FOLDER / ("marked_models.py" if name in MARKED else "input_models.py")
 
 
 def _pairs() -> list[tuple[str, str]]:

@@ -94,5 +94,6 @@ def test_partial_gradients_of_parameters_are_summed_once() -> None:
 
 
 def test_tied_parameters() -> None:
-    assert price({}, 1, {"layers.0.up.weight"}).tied_parameters == 64 * 16
+    tied = price({}, 1, {"layers.0.up.weight"})
+    assert tied.tied_parameters == tied.tied_trainable == 64 * 16
     assert replace(price({}, 1, {"other"}), name="x").tied_parameters == 0

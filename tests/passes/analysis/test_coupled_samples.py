@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autopar.passes.analysis.coupled_samples import coupling_op
+from autopar.passes.analysis.coupled_samples import batch_statistics, coupling_op
 from autopar.passes.capture import capture
 from autopar.workflow.model_costs import prepare
 from autopar.workflow.verification import build_real
@@ -132,3 +132,81 @@ def test_language_models_keep_samples_apart(name: str) -> None:
     model, source = build_real(f"{MODELS}:{name}", None, 0)
     program = capture(model, source.example_inputs)
     assert prepare(program, program.sizes).batch_stays_whole == ""
+
+
+class Normed(nn.Module):
+    """`mix` beside a batch norm that keeps statistics."""
+
+    def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.register_buffer("kept", torch.zeros(6))
+        self.mix = mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(self.norm(self.layer(x))).square().mean()
+
+
+def _statistics(model: nn.Module, **inputs: Tensor) -> frozenset[str] | None:
+    program = capture(model, inputs or {"x": torch.randn(4, 6)})
+    return batch_statistics(program)
+
+
+@pytest.mark.parametrize(
+    ("mix", "count"),
+    [
+        (lambda h: h.relu(), 3),
+        (lambda h: h - h.detach().mean(0), 4),  # a user's own statistic, without gradient
+        (lambda h: h - h.detach().mean(1, keepdim=True), 3),
+        (lambda h: F.batch_norm(h.T, None, None, training=True).T, 3),  # a channel a sample
+        (lambda h: F.batch_norm(h.view(-1, 2, 3), None, None, training=True).flatten(1), 4),
+    ],
+)
+def test_only_statistics_mix(mix: Callable[[Tensor], Tensor], count: int) -> None:
+    found = _statistics(Normed(mix))
+    assert found is not None and len(found) == count, found
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda h: h - h.mean(0),  # with gradient
+        lambda h: h.softmax(0),
+        lambda h: h - h.detach().amax(0),
+        lambda h: h.roll(1, 0),
+    ],
+)
+def test_other_mixing_beside_a_batch_norm_is_seen(mix: Callable[[Tensor], Tensor]) -> None:
+    assert _statistics(Normed(mix)) is None
+
+
+class Keeps(nn.Module):
+    """A buffer that takes `new` of the layer's result and of the loss."""
+
+    kept: Tensor
+
+    def __init__(self, new: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("kept", torch.zeros(6))
+        self.new = new
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        loss = h.square().mean()
+        self.kept.lerp_(self.new(h.detach(), loss.detach()), 0.1)
+        return loss
+
+
+def test_buffers_that_ranks_would_keep_alike() -> None:
+    assert _statistics(Keeps(lambda h, loss: torch.ones(6, device=h.device))) == frozenset()
+    mean = _statistics(Keeps(lambda h, loss: h.mean(0)))
+    assert mean is not None and len(mean) == 1
+
+
+@pytest.mark.parametrize(
+    "new", [lambda h, loss: h[0], lambda h, loss: h.amax(0), lambda h, loss: loss.expand(6)]
+)
+def test_buffers_that_differ_on_ranks(new: Callable[[Tensor, Tensor], Tensor]) -> None:
+    assert _statistics(Keeps(new)) is None

@@ -44,6 +44,11 @@ FORMS: dict[str, tuple[str, Loss]] = {
     "in another dtype": ("targets", lambda x, y: F.cross_entropy(x.double(), y).float()),
     "negative log likelihood": ("targets", lambda x, y: F.nll_loss(x.log_softmax(1), y)),
     "smoothed": ("targets", lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1)),
+    "a total from zero": (
+        "targets",
+        lambda x, y: torch.zeros((), device=x.device) + F.cross_entropy(x, y) + x.new_zeros(()),
+    ),
+    "a sum from zero": ("sum", lambda x, y: x.new_zeros(()) + x.square().sum()),
     "summed": ("sum", lambda x, y: F.cross_entropy(x, y, reduction="sum")),
     "mean of squares": ("mean", lambda x, y: x.square().mean()),
     "two means": ("mean", lambda x, y: x.square().mean() + x.abs().mean()),

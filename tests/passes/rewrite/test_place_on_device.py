@@ -1,4 +1,4 @@
-"""Devices and the process group are bound last."""
+"""Devices and process groups are bound last."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ def test_devices_groups_and_constants_are_bound() -> None:
     )
     moved = graph.call_function(torch.ops.aten.to.device, (x, torch.device("meta"), torch.float32))
     total = graph.call_function(torch.ops.autopar.all_reduce.default, (moved, "tp"))
-    added = graph.call_function(torch.ops.aten.add.Tensor, (total, steps))
+    over_dp = graph.call_function(torch.ops.autopar.batch_mean.default, (total, [0], 2, "dp"))
+    added = graph.call_function(torch.ops.aten.add.Tensor, (over_dp, steps))
     graph.output(
         (graph.call_function(torch.ops.aten.mul.Tensor, (added, graph.get_attr("table"))),)
     )
     module = fx.GraphModule(root, graph)
     block = BlockProgram("b", module, (), (), ("x",), ("y",))
     stage = StageProgram(0, 1, [block, block], {}, (), (), ())
-    place_on_device(stage, torch.device("cpu"), "17")
+    place_on_device(stage, torch.device("cpu"), {"tp": "17", "dp": "3"})
     assert steps.kwargs["device"] == torch.device("cpu") and moved.args[1] == torch.device("cpu")
-    assert total.args[1] == "17"
+    assert total.args[1] == "17" and over_dp.args[3] == "3"
     assert "'tp'" not in module.code and "'17'" in module.code

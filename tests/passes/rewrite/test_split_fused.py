@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from autopar.marks import replicate
 from autopar.parts import Parts
 from autopar.passes.capture import capture
 from autopar.passes.rewrite.simplify import Simplify
@@ -125,6 +126,12 @@ def test_parts_get_their_own_product(name: str, bias: bool, transposed: bool) ->
 )
 def test_anything_else_stays(cut: Cut) -> None:
     before, after = rewritten(Fused(cut))
+    assert after.graph_module.code == before.graph_module.code
+    assert after.inputs == before.inputs
+
+
+def test_a_module_marked_from_outside_stays() -> None:
+    before, after = rewritten(replicate(Fused(split)))
     assert after.graph_module.code == before.graph_module.code
     assert after.inputs == before.inputs
 
