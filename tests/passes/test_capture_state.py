@@ -83,7 +83,9 @@ def test_tensors_and_modules_of_the_layer_are_named_by_their_place() -> None:
     assert digest([one, one.weight], places[0]) == digest([other, other.weight], places[1])
 
 
-@pytest.mark.parametrize("value", [iter([1]), random.Random(0), (i for i in ())], ids=str)
+@pytest.mark.parametrize(
+    "value", [iter([1]), random.Random(0), (i for i in ())], ids=lambda v: type(v).__name__
+)
 def test_hidden_state_is_not_taken_for_equal(value: Any) -> None:
     with pytest.raises(Opaque):
         digest(value)
