@@ -37,6 +37,8 @@ ROWS = [
     row(layers=8),
     row(seq=65536, gbs=8192, mbs=1024),
     row(pp=8, dp=1),
+    row(seq=2048),
+    row(seq=2048, recompute="full"),
 ]
 
 
@@ -63,7 +65,9 @@ def test_rows_come_back_in_order_with_predictions_appended(tmp_path):
     assert seconds[1] == peaks[1] == 0
     # Twice the samples, a forward more, twice the layers.
     assert 1.5 * seconds[0] < seconds[4] < 2.01 * seconds[0]
-    assert seconds[0] < seconds[5] < 1.5 * seconds[0] and peaks[5] < peaks[0]
+    assert seconds[0] < seconds[5] < 1.5 * seconds[0]
+    # Where activations are more than the gradients that take their place.
+    assert peaks[10] < peaks[9]
     assert 1.3 * seconds[0] < seconds[6] < 2 * seconds[0] and peaks[6] > 1.3 * peaks[0]
     # Predicting a table of predictions changes nothing.
     again = tmp_path / "again.csv"
