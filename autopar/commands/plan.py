@@ -10,7 +10,7 @@ from pathlib import Path
 from autopar.api import COMPUTE, rewrite_for, search_plan
 from autopar.cluster import Cluster
 from autopar.errors import UsageError
-from autopar.models import resolve_model
+from autopar.models import ModelSource, resolve_model
 from autopar.plan_check import check_plan
 from autopar.search.best_first import Progress
 from autopar.search.infeasible import infeasible_error
@@ -41,10 +41,7 @@ def find_plan(request: PlanRequest, *, quiet: bool) -> tuple[Outcome, Cluster]:
         cluster = cluster.with_execution(request.execution)
     pins, precision = take_precision(request.pins, request.precision)
     precision = precision or default_precision(request.model, cluster)
-    if precision is not None and precision not in COMPUTE:
-        raise UsageError(f"precision={precision}", next_step=f"choose one of {', '.join(COMPUTE)}")
-    dtype = COMPUTE[precision or "fp32"]
-    source = resolve_model(request.model, sequence=request.sequence, dtype=dtype)
+    source = resolved(request, precision)
     outcome = search_plan(
         source.model,
         cluster,
@@ -61,6 +58,14 @@ def find_plan(request: PlanRequest, *, quiet: bool) -> tuple[Outcome, Cluster]:
         progress=None if quiet else _show_progress,
     )
     return outcome, cluster
+
+
+def resolved(request: PlanRequest, precision: str | None) -> ModelSource:
+    """The model that was asked for; raises `UsageError` for an unknown precision."""
+    if precision is not None and precision not in COMPUTE:
+        raise UsageError(f"precision={precision}", next_step=f"choose one of {', '.join(COMPUTE)}")
+    dtype = COMPUTE[precision or "fp32"]
+    return resolve_model(request.model, sequence=request.sequence, dtype=dtype)
 
 
 def take_precision(pins: str, precision: str | None) -> tuple[str, str | None]:

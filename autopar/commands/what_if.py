@@ -17,9 +17,14 @@ from typing import Any
 from autopar.api import COMPUTE, search_program
 from autopar.api import default_precision as precision_of
 from autopar.cluster import Cluster
-from autopar.commands.plan import PlanRequest, default_precision, plan_command, take_precision
+from autopar.commands.plan import (
+    PlanRequest,
+    default_precision,
+    plan_command,
+    resolved,
+    take_precision,
+)
 from autopar.errors import InfeasibleError, UsageError
-from autopar.models import resolve_model
 from autopar.passes.capture import capture
 from autopar.plan_document import Plan
 from autopar.program import Program
@@ -219,10 +224,7 @@ def _offers(
 
 
 def _program(request: PlanRequest, precision: str | None) -> tuple[str, Program]:
-    if precision is not None and precision not in COMPUTE:
-        raise UsageError(f"precision={precision}", next_step=f"choose one of {', '.join(COMPUTE)}")
-    dtype = COMPUTE[precision or "fp32"]
-    source = resolve_model(request.model, sequence=request.sequence, dtype=dtype)
+    source = resolved(request, precision)
     exact = precision or precision_of(source.model)
     program = capture(
         source.model,

@@ -126,6 +126,13 @@ def late_gradient_bytes(trainable: int, kept: int, setting: Setting) -> int:
     return max(0, gradient_bytes(trainable, setting) - kept)
 
 
+def held_bytes(trainable: int, kept: int, setting: Setting) -> int:
+    """What a block keeps; with one micro-batch, or its gradients in their place."""
+    if setting.microbatches > 1:
+        return kept
+    return kept + late_gradient_bytes(trainable, kept, setting)
+
+
 def working_bytes(block: BlockCost, setting: Setting) -> int:
     """What comes and goes in a block's backward."""
     if setting.mesh.dp > 1 and setting.zero > 0:

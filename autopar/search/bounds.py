@@ -81,7 +81,9 @@ def _seconds(chain: Chain, setting: Setting, sums: bool) -> float:
 def _peak(chain: Chain, setting: Setting) -> int:
     pp = setting.mesh.pp
     states = _states_of(chain, setting)
-    kept = chain.ints(lambda b: _kept(b, setting))
+    kept = chain.ints(
+        lambda b: memory.held_bytes(b.trainable, min(b.saved_bytes, b.input_bytes), setting)
+    )
     extra = chain.ints(
         lambda b: memory.working_bytes(b, setting) + memory.gathered_bytes(b, setting)
     )
@@ -98,17 +100,9 @@ def _peak(chain: Chain, setting: Setting) -> int:
     return max(int(alone.max()), together // pp)
 
 
-def _kept(block: BlockCost, setting: Setting) -> int:
-    """The least a block keeps; with one micro-batch, or its gradients in their place."""
-    kept = min(block.saved_bytes, block.input_bytes)
-    if setting.microbatches > 1:
-        return kept
-    return kept + memory.late_gradient_bytes(block.trainable, kept, setting)
-
-
 def _states_of(chain: Chain, setting: Setting, *, tied: bool = False) -> Ints:
     """Parameters, gradients and optimizer state of every block, or of its tied parameters alone;
-    with one micro-batch gradients are in `_kept`."""
+    with one micro-batch gradients are in `memory.held_bytes`."""
     many = setting.microbatches > 1
     return chain.ints(
         lambda b: (

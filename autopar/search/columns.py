@@ -120,7 +120,7 @@ def build(blocks: Chain | Sequence[BlockCost], setting: Setting) -> Columns:
     end = interval_sum(of(lambda t: t.end_dp + t.end_tp + t.end_optimizer))
     end += of(lambda t: t.end_first)[:, None]
     fixed, flight, scratch = _memory(chain, setting)
-    saved = chain.ints(lambda b: _kept(b.saved_bytes, b, setting))
+    saved = chain.ints(lambda b: memory.held_bytes(b.trainable, b.saved_bytes, setting))
     return Columns(
         seconds=seconds,
         end=_with_tied_sync(end, chain, setting),
@@ -128,7 +128,7 @@ def build(blocks: Chain | Sequence[BlockCost], setting: Setting) -> Columns:
         flight=flight,
         scratch=scratch,
         extra=of(lambda t: t.extra),
-        gain=saved - chain.ints(lambda b: _kept(b.input_bytes, b, setting)),
+        gain=saved - chain.ints(lambda b: memory.held_bytes(b.trainable, b.input_bytes, setting)),
         saved=chain.ints(lambda b: memory.rebuilt_bytes(b, setting)),
         in_flight=tuple(setting.in_flight(i) for i in range(setting.mesh.pp)),
         microbatches=setting.microbatches,
@@ -144,13 +144,6 @@ def _with_tied_sync(end: Floats, chain: Chain, setting: Setting) -> Floats:
     count = interval_sum(holds)
     split = (count > 0) & (count < holds.sum())
     return np.asarray(end + np.where(split, seconds, 0.0))
-
-
-def _kept(kept: int, block: BlockCost, setting: Setting) -> int:
-    """What a block keeps; with one micro-batch, or its gradients in their place."""
-    if setting.microbatches > 1:
-        return kept
-    return kept + memory.late_gradient_bytes(block.trainable, kept, setting)
 
 
 def _memory(chain: Chain, setting: Setting) -> tuple[Ints, Ints, Ints]:
@@ -186,7 +179,9 @@ def _memory(chain: Chain, setting: Setting) -> tuple[Ints, Ints, Ints]:
     buffers[:, 1:] += sent[None, :]
     # All but the first block of a stage have one before them that works while they are reduced.
     buffers[:-1] += interval_max(per_block(lambda b: memory.followed_bytes(b, setting)))[1:]
-    flight = interval_sum(per_block(lambda b: _kept(b.saved_bytes, b, setting)))
+    flight = interval_sum(
+        per_block(lambda b: memory.held_bytes(b.trainable, b.saved_bytes, setting))
+    )
     flight += received[:, None]
     flight[:, 1:] += sent[None, :]
     gradients = held(memory.gradient_bytes)

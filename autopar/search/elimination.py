@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from autopar.errors import InfeasibleError
 from autopar.placement import Placement
 from autopar.placement_problem import Problem
-from autopar.search.placement_objective import TIE, Solution, evaluate, memory_of
+from autopar.search.placement_objective import TIE, Solution, evaluate, kept_by
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -178,10 +178,7 @@ def _savers(problem: Problem) -> dict[tuple[str, float], dict[int, list[bool]]]:
     found: dict[tuple[str, float], dict[int, list[bool]]] = defaultdict(dict)
     for number, op in enumerate(problem.ops):
         for index, choice in enumerate(op.choices):
-            kept = [memory_of(problem, op.reads[i], choice.operands[i]) for i in op.saved]
-            if op.saves_result:
-                kept.append(memory_of(problem, op.name, choice.result))
-            for memory in kept:
+            for memory in kept_by(problem, op, choice):
                 if memory[1]:
                     wants = found[memory].setdefault(number, [False] * len(op.choices))
                     wants[index] = True

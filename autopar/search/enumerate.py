@@ -21,7 +21,7 @@ from autopar.search.neighbours import neighbours
 from autopar.search.options import SearchOptions, check_pins
 from autopar.search.recipes import recipes
 from autopar.search.result import Choice, Neighbour, RecipeScore, SearchResult
-from autopar.search.space import settings
+from autopar.search.space import legal_degrees, settings
 from autopar.units import format_seconds
 
 
@@ -48,7 +48,7 @@ def legal_settings(
 ) -> tuple[list[Setting], list[str]]:
     """All configurations that the pins, the model and the batch leave, and what was left out."""
     names = provider.block_names
-    degrees = [d for d in provider.tp_degrees(cluster.size) if cluster.size % d == 0]
+    degrees = legal_degrees(provider, cluster)
     check_pins(options.pins, cluster, options.global_batch, names, degrees)
     found, notes = settings(provider, cluster, options, degrees)
     if not found:

@@ -15,7 +15,7 @@ from autopar.search.best_first import BestFirst, Prices
 from autopar.search.options import Pins, SearchOptions
 from autopar.search.result import Choice, Neighbour
 from autopar.search.smallest_memory import smallest_memory
-from autopar.search.space import divisors, settings
+from autopar.search.space import divisors, legal_degrees, settings
 from autopar.units import format_bytes
 
 
@@ -31,7 +31,7 @@ def neighbours(
     prices: Prices, best: Choice, cluster: Cluster, options: SearchOptions, limit: int
 ) -> tuple[Neighbour, ...]:
     """The best plan for every single change that is legal and that the pins leave open."""
-    degrees = [d for d in prices.provider.tp_degrees(cluster.size) if cluster.size % d == 0]
+    degrees = legal_degrees(prices.provider, cluster)
     found = []
     for change in _changes(best, cluster, degrees, len(prices.provider.block_names)):
         if not _open(options.pins, change.pins):
@@ -76,9 +76,7 @@ def _changes(best: Choice, cluster: Cluster, degrees: list[int], blocks: int) ->
     if mesh.dp > 1:
         for zero in _beside([0, 1, 2, 3], best.zero):
             yield _Change(f"ZeRO-{zero}", replace(kept, zero=zero))
-    for size in _beside(
-        [best.microbatch // 2, best.microbatch, 2 * best.microbatch], best.microbatch
-    ):
+    for size in (best.microbatch // 2, 2 * best.microbatch):
         if size:
             yield _Change(f"micro-batch of {size}", replace(kept, microbatch=size, schedule=None))
     for recompute in ("none", "full"):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.placement import Placement
-from autopar.placement_problem import Problem
+from autopar.placement_problem import Choice, OpNode, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +39,37 @@ def memory_of(problem: Problem, value: str, placement: Placement) -> tuple[str, 
     return root, problem.sizes[value][placement]
 
 
+def kept_by(problem: Problem, op: OpNode, choice: Choice) -> list[tuple[str, float]]:
+    """The memories that an op keeps for the backward under one of its strategies."""
+    kept = [memory_of(problem, op.reads[i], choice.operands[i]) for i in op.saved]
+    return [*kept, memory_of(problem, op.name, choice.result)] if op.saves_result else kept
+
+
+def _picked(problem: Problem, chosen: dict[str, str]) -> dict[str, Choice]:
+    """The chosen strategy of every op."""
+    return {op.name: next(c for c in op.choices if c.name == chosen[op.name]) for op in problem.ops}
+
+
+def _moves(problem: Problem, picked: dict[str, Choice]) -> set[tuple[str, Placement, Placement]]:
+    """The distinct reshards that readers and sinks want: (value, from, to)."""
+    moves = {
+        (value, picked[value].result, picked[op.name].operands[i])
+        for op in problem.ops
+        for i, value in enumerate(op.reads)
+    }
+    return moves | {(v, picked[v].result, q) for v, q in problem.sinks.items()}
+
+
 def evaluate(
     problem: Problem, chosen: dict[str, str], *, in_flight: float = 1.0
 ) -> tuple[float, float]:
     """Seconds and weighted bytes of a given placement, straight from the problem: no solver
     involved."""
-    picked = {
-        op.name: next(c for c in op.choices if c.name == chosen[op.name]) for op in problem.ops
-    }
+    picked = _picked(problem, chosen)
     seconds = sum(c.seconds for c in picked.values())
     used = sum(c.saves_bytes for c in picked.values()) * in_flight
-    moves: set[tuple[str, Placement, Placement]] = set()
-    kept: set[tuple[str, float]] = set()
-    for op in problem.ops:
-        choice = picked[op.name]
-        for i, value in enumerate(op.reads):
-            moves.add((value, picked[value].result, choice.operands[i]))
-        kept |= {memory_of(problem, op.reads[i], choice.operands[i]) for i in op.saved}
-        if op.saves_result:
-            kept.add(memory_of(problem, op.name, choice.result))
-    moves |= {(v, picked[v].result, q) for v, q in problem.sinks.items()}
-    for value, p, q in moves:
+    kept = {m for op in problem.ops for m in kept_by(problem, op, picked[op.name])}
+    for value, p, q in _moves(problem, picked):
         seconds += problem.moves[value][p, q]
     used += sum(size for _, size in kept) * in_flight
     for value, states in problem.stored.items():
@@ -88,19 +98,12 @@ def seconds_by_block(problem: Problem, chosen: dict[str, str]) -> dict[str, floa
     What stored parameters cost is left out: summing their gradients is paid once per step.
     """
     found: dict[str, float] = {}
-    picked = {
-        op.name: next(c for c in op.choices if c.name == chosen[op.name]) for op in problem.ops
-    }
-    moves: set[tuple[str, Placement, Placement]] = set()
-    for op in problem.ops:
-        choice = picked[op.name]
-        if op.name not in problem.stored:
-            block = op.name.split("|", 1)[0]
+    picked = _picked(problem, chosen)
+    for name, choice in picked.items():
+        if name not in problem.stored:
+            block = name.split("|", 1)[0]
             found[block] = found.get(block, 0.0) + choice.seconds
-        for i, value in enumerate(op.reads):
-            moves.add((value, picked[value].result, choice.operands[i]))
-    moves |= {(v, picked[v].result, q) for v, q in problem.sinks.items()}
-    for value, p, q in moves:
+    for value, p, q in _moves(problem, picked):
         if value not in problem.stored:
             found[value.split("|", 1)[0]] += problem.moves[value][p, q]
     return found

@@ -28,7 +28,7 @@ from typing import Any
 from autopar.errors import InfeasibleError
 from autopar.placement import Placement
 from autopar.placement_problem import OpNode, Problem
-from autopar.search.placement_objective import TIE, Solution, evaluate, memory_of
+from autopar.search.placement_objective import TIE, Solution, evaluate, kept_by
 
 
 class Model:
@@ -133,10 +133,8 @@ class Model:
             rows: dict[tuple[str, float], dict[int, float]] = defaultdict(dict)
             for c in op.choices:
                 variable = self.choose[op.name, c.name]
-                for i in op.saved:
-                    rows[memory_of(self.problem, op.reads[i], c.operands[i])][variable] = -1.0
-                if op.saves_result:
-                    rows[memory_of(self.problem, op.name, c.result)][variable] = -1.0
+                for memory in kept_by(self.problem, op, c):
+                    rows[memory][variable] = -1.0
             for memory, variables in rows.items():
                 wanted[memory].append(variables)
         for (_, size), groups in wanted.items():

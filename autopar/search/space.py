@@ -27,6 +27,11 @@ def microbatch_sizes(samples: int, allowed: Container[int]) -> list[int]:
     return every if len(every) <= FEW else [d for d in every if d & (d - 1) == 0]
 
 
+def legal_degrees(provider: CostProvider, cluster: Cluster) -> list[int]:
+    """The tp degrees of the model that divide the cluster."""
+    return [d for d in provider.tp_degrees(cluster.size) if cluster.size % d == 0]
+
+
 def settings(
     provider: CostProvider, cluster: Cluster, options: SearchOptions, tp_degrees: Sequence[int]
 ) -> tuple[list[Setting], list[str]]:

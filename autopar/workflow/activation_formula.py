@@ -22,11 +22,9 @@ from autopar.op_call import Bindings
 from autopar.passes.analysis.block_memory import block_memory
 from autopar.passes.analysis.blocks import Block, Blocks
 from autopar.passes.rewrite.cut_blocks import cut_block
-from autopar.passes.rewrite.insert_collectives import insert_collectives
-from autopar.passes.rewrite.localize_shapes import localize_shapes
-from autopar.passes.rewrite.place import place
 from autopar.placement import Placement
 from autopar.program import Program, tensors_of
+from autopar.workflow.rank_block import to_rank_block
 
 B, S, T = sympy.symbols("b s t", positive=True)
 
@@ -104,10 +102,7 @@ def _saved_bytes(
     sizes: Mapping[str, int],
 ) -> int:
     graph, slots = cut_block(program, block, Bindings(program.symbols, dict(sizes)))
-    place(block.name, graph, slots, chosen if tp > 1 else {}, boundary, tp)
-    if tp > 1:
-        insert_collectives(graph, boundary, tp)
-    localize_shapes(graph, tp)
+    to_rank_block(block.name, graph, slots, chosen if tp > 1 else {}, boundary, tp)
     return block_memory(graph, slots).saved
 
 

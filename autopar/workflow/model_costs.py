@@ -26,13 +26,11 @@ from autopar.passes.analysis.coupled_samples import batch_statistics, coupling_o
 from autopar.passes.analysis.loss_form import loss_form
 from autopar.passes.pass_manager import run_passes
 from autopar.passes.pipeline import front_pipeline
-from autopar.passes.rewrite.insert_collectives import insert_collectives
-from autopar.passes.rewrite.localize_shapes import localize_shapes
-from autopar.passes.rewrite.place import place
 from autopar.placement import Placement, Replicate, Shard
 from autopar.program import Program, copy_graph, module_path, user_line
 from autopar.workflow.block_kinds import BlockKinds, Kind
 from autopar.workflow.placed_blocks import PlacedBlocks, confirm, placed_blocks
+from autopar.workflow.rank_block import to_rank_block
 
 _PRODUCTS = frozenset({"linear", "addmm", "mm", "matmul", "bmm", "embedding"})
 
@@ -105,6 +103,7 @@ class ModelCosts:
         self.notes: dict[str, None] = {}
         self.unknown: dict[str, None] = {}
         self.tied = self.kinds.tied()
+        self.groups = self.kinds.groups()
         self._alternatives: dict[tuple[int, int], tuple[Alternative, ...]] = {}
         self._optimistic: dict[tuple[int, int], ChainCost] = {}
         self._prices: dict[object, BlockCost] = {}
@@ -147,7 +146,7 @@ class ModelCosts:
         return confirm(
             placed,
             self.kinds.at(microbatch),
-            self.kinds.groups(),
+            self.groups,
             self._axis(tp),
             self.state_bytes,
             split_weights=split,
@@ -196,12 +195,7 @@ class ModelCosts:
         """A copy of a distinct block, rewritten for placements: what one rank runs."""
         found = self.kinds.at(microbatch)[kind]
         graph = copy_graph(found.graph)
-        place(kind, graph, found.slots, chosen, boundary, tp, found.over(tp))
-        if tp > 1:
-            import autopar.runtime.collectives  # noqa: F401 - registers the ops that are inserted
-
-            insert_collectives(graph, boundary, tp)
-        localize_shapes(graph, tp)
+        to_rank_block(kind, graph, found.slots, chosen, boundary, tp, found.over(tp))
         return graph, found.slots
 
     def price(
@@ -243,7 +237,7 @@ class ModelCosts:
         for boundary in self._boundaries(tp, microbatch):
             for placed in placed_blocks(
                 kinds,
-                self.kinds.groups(),
+                self.groups,
                 self._axis(tp),
                 boundary,
                 self.state_bytes,

@@ -9,6 +9,7 @@ from autopar.errors import InfeasibleError, PassError
 from autopar.passes.analysis.block_problem import Axis, build_problem, source_names
 from autopar.passes.rewrite.place import PARAMETER, relative
 from autopar.placement import Placement
+from autopar.placement_problem import Problem
 from autopar.search.elimination import eliminate
 from autopar.search.placement_objective import TIE, seconds_by_block
 from autopar.search.placement_program import Model
@@ -50,8 +51,7 @@ def placed_blocks(
     """
     found = [PlacedBlocks(boundary, price, {}, {}) for price in PRICES]
     for group in groups:
-        parts = [(k, kinds[k].graph, kinds[k].slots, kinds[k].over(axis.ranks)) for k in group]
-        problem = build_problem(parts, axis, boundary, state_bytes, split_weights=split_weights)
+        problem = _problem(kinds, group, axis, boundary, state_bytes, split_weights)
         try:
             solutions = solve(problem, PRICES)
         except InfeasibleError:
@@ -83,10 +83,7 @@ def confirm(
     """
     agreed = 0
     for group in groups:
-        parts = [(k, kinds[k].graph, kinds[k].slots, kinds[k].over(axis.ranks)) for k in group]
-        problem = build_problem(
-            parts, axis, placed.boundary, state_bytes, split_weights=split_weights
-        )
+        problem = _problem(kinds, group, axis, placed.boundary, state_bytes, split_weights)
         first = eliminate(problem, (placed.price,))
         if first is None:
             continue
@@ -100,6 +97,18 @@ def confirm(
             )
         agreed += 1
     return agreed
+
+
+def _problem(
+    kinds: Mapping[str, Kind],
+    group: Sequence[str],
+    axis: Axis,
+    boundary: Placement,
+    state_bytes: float,
+    split_weights: bool,
+) -> Problem:
+    parts = [(k, kinds[k].graph, kinds[k].slots, kinds[k].over(axis.ranks)) for k in group]
+    return build_problem(parts, axis, boundary, state_bytes, split_weights=split_weights)
 
 
 def _named_in_plan(kind: Kind, choice: Mapping[str, str]) -> dict[str, str]:
