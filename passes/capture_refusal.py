@@ -75,7 +75,8 @@ def _place(model: nn.Module, frame: TracebackType | None) -> tuple[str, str]:
     modules = {id(m): n for n, m in model.named_modules()}
     while frame:
         file = frame.tb_frame.f_code.co_filename
-        owner = frame.tb_frame.f_locals.get("self")
+        names = frame.tb_frame.f_code.co_varnames
+        owner = frame.tb_frame.f_locals.get(names[0]) if names else None  # mostly called self
         inside_torch = "/torch/" in file
         ours = file.startswith(_OWN_FOLDER)
         if isinstance(owner, nn.Module) and not inside_torch:

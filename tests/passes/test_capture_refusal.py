@@ -30,7 +30,8 @@ class Model(nn.Module):
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.inner = nn.Linear(4, 4)
-        self.steps = nn.Sequential(Step(torch.relu), Step(function), Step(torch.relu))
+        middle = function if isinstance(function, nn.Module) else Step(function)
+        self.steps = nn.Sequential(Step(torch.relu), middle, Step(torch.relu))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.steps(self.inner(x)).sum()
@@ -72,6 +73,15 @@ def test_module_line_and_remedy(
     assert "module 'steps.1'" in info.value.message
     assert f"{__file__}:{line}" in info.value.message
     assert remedy in info.value.next_step
+
+
+def test_a_forward_that_calls_its_module_otherwise() -> None:
+    class Short(nn.Module):
+        def forward(s, x: torch.Tensor) -> torch.Tensor:  # noqa: N805
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(CaptureError, match="module 'steps.1'"):
+        capture(Model(Short()), {"x": X})
 
 
 def test_a_number_read_off_a_tensor() -> None:
