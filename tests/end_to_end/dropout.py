@@ -22,7 +22,7 @@ Gradients = dict[str, torch.Tensor]
 
 def ranks_of_a_planner() -> list[dict[str, Any]]:
     """In a planner: capture and search once, then fork four ranks."""
-    planner = Planner(f"{MODELS}:gpt2_dropout")
+    planner = Planner.of(f"{MODELS}:gpt2_dropout")
     plans = [planner.plan(4, f"{pins},recompute=none") for pins in LAYOUTS]
     for plan in plans:
         placements = plan.placements["transformer.h.0"]

@@ -5,36 +5,55 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from torch import nn
 
+from autopar.api import COMPUTE, default_precision
 from autopar.cluster import Cluster
+from autopar.models import ModelSource
 from autopar.passes.capture import capture
 from autopar.plan_document import Plan
 from autopar.search.enumerate import search
 from autopar.search.options import SearchOptions, parse_pins
+from autopar.workflow.forced_pins import with_forced_pins
 from autopar.workflow.model_costs import ModelCosts, prepare
 from autopar.workflow.outcome import build_plan
 from autopar.workflow.verification import build_real
 
 
 class Planner:
-    """A captured model in float32 and the prices that its searches have asked for so far.
+    """A captured model in its own precision and the prices that its searches have asked for so
+    far.
 
     Weights are always split, as pins say that have a tp: without one it makes no difference.
     """
 
-    def __init__(self, model: str) -> None:
-        module, source = build_real(model, None, 0)
-        program = capture(module, source.example_inputs, name=source.name, dtype=torch.float32)
+    def __init__(self, module: nn.Module, source: ModelSource) -> None:
+        self.precision = default_precision(module)
+        program = capture(
+            module,
+            source.example_inputs,
+            name=source.name,
+            dtype=COMPUTE[self.precision],
+            loss_fn=source.loss_fn,
+        )
         self.program = prepare(program, program.sizes)
         self._costs: dict[Any, ModelCosts] = {}
+
+    @classmethod
+    def of(cls, model: str) -> Planner:
+        """The planner of a MODEL as on the command line."""
+        return cls(*build_real(model, None, 0))
 
     def plan(self, ranks: int, pins: str, global_batch: int = 8) -> Plan:
         """What `autopar.plan` gives on `cpu:ranks`, without the explanation."""
         cluster, program = Cluster.parse(f"cpu:{ranks}"), self.program
         options = SearchOptions(
-            global_batch=global_batch, precision="fp32", optimizer="adamw", pins=parse_pins(pins)
+            global_batch=global_batch,
+            precision=self.precision,
+            optimizer="adamw",
+            pins=parse_pins(pins),
         )
+        options = with_forced_pins(options, program)
         boundary = options.pins.boundary
         key = ranks, boundary
         if key not in self._costs:

@@ -37,7 +37,7 @@ FOUR_RANKS = {
 
 def _verdicts(text: str, layouts: dict[int, dict[str, str]], steps: int) -> dict[str, Verdict]:
     """In a planner: capture and search once, then fork the ranks of each world size."""
-    planner = Planner(text)
+    planner = Planner.of(text)
     found: dict[str, Verdict] = {}
     for nproc, names in layouts.items():
         plans = [planner.plan(nproc, pins) for pins in names.values()]

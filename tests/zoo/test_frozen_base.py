@@ -9,9 +9,13 @@ import torch
 from torch import nn
 
 import autopar
+from autopar.api import build
+from autopar.models import ModelSource
+from autopar.program import Program
 from autopar.runtime.gradients import local_part
 from tests.end_to_end.models import llama
-from tests.warm_ranks import run_on_ranks
+from tests.end_to_end.plans import Planner
+from tests.warm_ranks import run_on_forks, run_planner
 
 STATES = 2  # of AdamW, per parameter
 BYTES = 4
@@ -44,26 +48,12 @@ def trainable(model: nn.Module) -> dict[str, int]:
     return {n: p.numel() for n, p in model.named_parameters() if p.requires_grad}
 
 
-def plans(tied: bool) -> dict[str, autopar.Plan]:
-    model, inputs = lora(tied)
-    return {
-        name: autopar.plan(model, "cpu:2", example_inputs=inputs, global_batch_size=8, pins=pins)
-        for name, pins in PLANS.items()
-    }
-
-
-def executed(documents: dict[str, dict[str, Any]], tied: bool) -> dict[str, Any]:
+def executed(plans: dict[str, autopar.Plan], captured: Program, tied: bool) -> dict[str, Any]:
     """What this rank holds after a step, by plan: bytes of gradients and of states, and names."""
     found = {}
-    for name, document in documents.items():
+    for name, plan in plans.items():
         model, inputs = lora(tied)
-        program = autopar.compile(
-            model,
-            example_inputs=inputs,
-            global_batch_size=8,
-            plan=autopar.Plan.from_dict(document),
-            timeout_seconds=60,
-        )
+        program = build(model, plan, 8, lambda: captured, timeout_seconds=60)
         batch = {n: torch.cat([v, v.flip(1)]) for n, v in inputs.items()}
         loss = program.step(batch)
         parameters = dict(program.named_parameters())
@@ -90,12 +80,24 @@ def executed(documents: dict[str, dict[str, Any]], tied: bool) -> dict[str, Any]
     return found
 
 
+def planned_and_executed(tied: bool) -> tuple[dict[str, dict[str, Any]], list[Any]]:
+    """In a planner: the plans as documents, and what two ranks found."""
+    planner = Planner(*lora_source(tied))
+    plans = {name: planner.plan(2, pins) for name, pins in PLANS.items()}
+    ranks = run_on_forks(executed, 2, (plans, planner.program, tied), timeout_seconds=200)
+    return {name: plan.to_dict() for name, plan in plans.items()}, ranks
+
+
+def lora_source(tied: bool) -> tuple[nn.Module, ModelSource]:
+    model, inputs = lora(tied)
+    return model, ModelSource("lora", model, inputs)
+
+
 @pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
 def case(request: pytest.FixtureRequest) -> tuple[bool, dict[str, autopar.Plan], list[Any]]:
-    made = plans(request.param)
-    documents = {name: plan.to_dict() for name, plan in made.items()}
-    ranks = run_on_ranks(executed, 2, (documents, request.param), timeout_seconds=200)
-    return request.param, made, ranks
+    documents, ranks = run_planner(planned_and_executed, request.param)
+    plans = {name: autopar.Plan.from_dict(document) for name, document in documents.items()}
+    return request.param, plans, ranks
 
 
 @pytest.mark.parametrize("name", PLANS)

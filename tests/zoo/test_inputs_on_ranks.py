@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from autopar.workflow.verification import Case, Verdict, verify_case
-from tests.warm_ranks import run_on_ranks
+from autopar.program import Program
+from autopar.workflow.verification import Case, Verdict, verify_plans
+from tests.end_to_end.plans import Planner
+from tests.warm_ranks import run_on_forks, run_planner
 
 FOLDER = Path(__file__).parent
 TP, PP, ZERO = "tp=2,weights=split,boundary=R", "pp=2", "dp=2,zero=3"
@@ -30,26 +32,29 @@ CASES = {
 MARKED = {"custom_op", "marked_layer", "marked_tied_embedding", "deep_supervision", "two_losses"}
 
 
-def _run(cases: list[Case]) -> list[Verdict | None]:
-    return [verify_case(case) for case in cases]
+def _on_rank(models: list[tuple[str, list[Case], Program]]) -> list[list[Verdict] | None]:
+    return [verify_plans(text, cases, program) for text, cases, program in models]
+
+
+def _verdicts() -> dict[str, list[Verdict]]:
+    """In a planner: capture every model once, search its plans, then fork two ranks for all."""
+    models = []
+    for name, plans in CASES.items():
+        text = f"{_file(name)}:{name}"
+        planner = Planner.of(text)
+        cases = [Case(text, pins, plan=planner.plan(2, pins).to_dict()) for pins in plans]
+        models.append((text, cases, planner.program))
+    found = run_on_forks(_on_rank, 2, (models,), timeout_seconds=200)[0]
+    return dict(zip(CASES, found, strict=True))
 
 
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, list[Verdict]]:
-    cases = [Case(f"{_file(name)}:{name}", pins) for name, pins in _pairs()]
-    found = run_on_ranks(_run, 2, (cases,), timeout_seconds=280)[0]
-    result: dict[str, list[Verdict]] = {name: [] for name in CASES}
-    for (name, _), verdict in zip(_pairs(), found, strict=True):
-        result[name].append(verdict)
-    return result
+    return run_planner(_verdicts, timeout_seconds=280)
 
 
 def _file(name: str) -> Path:
     return FOLDER / ("marked_models.py" if name in MARKED else "input_models.py")
-
-
-def _pairs() -> list[tuple[str, str]]:
-    return [(name, pins) for name, plans in CASES.items() for pins in plans]
 
 
 @pytest.mark.parametrize("name", CASES)
