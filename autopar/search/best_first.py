@@ -150,6 +150,7 @@ class BestFirst:
         self.count: Counter[str] = Counter()
         self.queue: list[_Entry] = []
         self.queue_left = False
+        self.interrupted = False
         for index, setting in enumerate(found):
             self._push(prices.optimistic(setting), index, -1, Stage.OPTIMISTIC)
 
@@ -169,7 +170,10 @@ class BestFirst:
         heapq.heappush(self.queue, _Entry(seconds, tie, index, alternative, stage))
 
     def run(self, deadline: float | None, progress: Callable[[Progress], None] | None) -> float:
-        """Search until proven or `deadline`; returns the lower bound (`inf`: nothing fits)."""
+        """Search until proven, `deadline` or Ctrl-C; returns the lower bound (`inf`: nothing fits).
+
+        A `KeyboardInterrupt` before there is any plan, or a second one, is passed on.
+        """
         explored = 0
         while self.queue:
             first = self.queue[0]
@@ -177,7 +181,7 @@ class BestFirst:
             if first.bound > best * (1 + TIE):
                 break
             late = deadline is not None and time.perf_counter() > deadline
-            if late and self.best:
+            if (late or self.interrupted) and self.best:
                 self.queue_left = True
                 return min(best, first.bound)
             heapq.heappop(self.queue)
@@ -185,7 +189,14 @@ class BestFirst:
             if progress and explored % 10 == 1:
                 seconds = best if self.best else None
                 progress(Progress(explored, len(self.queue), seconds, first.bound))
-            self._step(first, best)
+            try:
+                self._step(first, best)
+            except KeyboardInterrupt:
+                # What was being looked at is looked at again by none: its bound still counts.
+                if self.interrupted or self.best is None:
+                    raise
+                self.interrupted = True
+                heapq.heappush(self.queue, first)
         self.count["pruned by time bound"] += len(self.queue)
         return self.best.step_seconds if self.best else float("inf")
 

@@ -80,6 +80,8 @@ def search(
     state = BestFirst(Prices(provider), found, options, limit)
     deadline = begin + options.time_limit if options.time_limit is not None else None
     least = state.run(deadline, progress)
+    if state.interrupted:
+        notes.append("the search was interrupted: this is the best plan until then")
     if state.best is None:
         state.prices.check_boundary(options.pins.boundary)
     scores: tuple[RecipeScore, ...] = ()
@@ -87,8 +89,11 @@ def search(
         scores = recipes(state.prices, cluster, options, limit)
         if not str(options.pins):
             state.best = _not_worse(state.best, scores, proven=not state.queue_left)
-    alternatives = state.other_meshes(options.alternatives) if explain else []
     beside: tuple[Neighbour, ...] = ()
+    alternatives: Sequence[Choice] = ()
+    explain = explain and not state.interrupted
+    if explain:
+        alternatives = state.other_meshes(options.alternatives)
     if explain and state.best is not None:
         beside = neighbours(state.prices, state.best, cluster, options, limit)
     found_in = time.perf_counter() - begin

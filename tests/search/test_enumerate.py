@@ -164,6 +164,35 @@ def test_out_of_time_gives_a_plan_with_its_gap_not_a_false_proof():
             assert recipe.choice.step_seconds >= hasty.step_seconds * (1 - TIE)
 
 
+@pytest.mark.parametrize("after", [1, 3])
+def test_an_interrupt_gives_the_best_plan_so_far_with_its_gap(monkeypatch, after):
+    provider = Provider(cluster(8), layers=30, width=4096)
+    proven = search(provider, provider.on, SearchOptions(64, memory_limit=30 * GIB))
+    solved = 0
+
+    def interrupted(*args, **options):
+        nonlocal solved
+        solved += 1
+        if solved == after + 1:
+            raise KeyboardInterrupt
+        return solve(*args, **options)
+
+    solve = stages.solve
+    monkeypatch.setattr(stages, "solve", interrupted)
+    found = search(provider, provider.on, SearchOptions(64, memory_limit=30 * GIB))
+    assert solved > after and any("interrupted" in note for note in found.notes)
+    assert found.bound_step_seconds <= proven.step_seconds <= found.step_seconds * (1 + TIE)
+    assert found.status == ("optimal" if found.gap <= TIE else "feasible")
+    assert not found.alternatives and not found.neighbours
+
+
+def test_an_interrupt_before_any_plan_ends_the_search(monkeypatch):
+    provider = Provider(cluster(8))
+    monkeypatch.setattr(stages, "solve", lambda *args, **options: exec("raise KeyboardInterrupt"))
+    with pytest.raises(KeyboardInterrupt):
+        search(provider, provider.on, SearchOptions(32))
+
+
 def test_asks_for_prices_only_where_the_bound_leaves_a_doubt():
     provider = Provider(cluster(64), layers=40, width=8192)
     result = search(provider, provider.on, SearchOptions(512))
