@@ -302,6 +302,7 @@ def build(
 ) -> DistributedProgram:
     """The second half of `compile`: rewrite for the plan, agree with all ranks, make this rank's
     part."""
+    from autopar.runtime.digests import weights_digest
     from autopar.runtime.program import DistributedProgram
     from autopar.runtime.ranks import Ranks, agree, together
 
@@ -314,7 +315,7 @@ def build(
     except Exception as found:
         error = found
     together(ranks, error)
-    agree(ranks, f"{program.fingerprint()} {plan.decisions()}")
+    agree(ranks, f"{program.fingerprint()} {plan.decisions()}", weights_digest(model))
     stage = parts.stages[ranks.index("pp")]
     groups = {axis: ranks.group(axis).group_name for axis in ("dp", "tp")}
     place_on_device(stage, ranks.device, groups)

@@ -17,7 +17,7 @@ from torch._dynamo.exc import UserError, UserErrorType
 from torch.export import ExportedProgram
 
 from autopar.passes.capture_repeats import Disagreement, Repeats
-from autopar.passes.capture_tracing import Tracing, masks_as_given
+from autopar.passes.capture_tracing import Tracing, masks_as_given, no_own_backward
 
 _TORCH_LOGGERS = (
     "torch.fx.experimental.symbolic_shapes",
@@ -74,7 +74,8 @@ def _export(
     twin: nn.Module, leaves: list[torch.Tensor], dims: Any, repeats: Repeats | None
 ) -> Exported:
     tracing = Tracing()
-    with _quiet(), masks_as_given(), repeats.active() if repeats else nullcontext(), tracing:
+    replay = repeats.active() if repeats else nullcontext()
+    with _quiet(), masks_as_given(), no_own_backward(), replay, tracing:
         program = torch.export.export(twin, tuple(leaves), dynamic_shapes=dims, strict=False)
     return Exported(program, tuple(tracing.notes), repeats.replayed if repeats else 0)
 

@@ -18,6 +18,12 @@ from autopar.program import GraphInput, module_path, user_line
 # What torch says -> what to do; the first that is found in the message counts.
 REMEDIES: tuple[tuple[str, str], ...] = (
     (
+        r"torch\.autograd\.Function",
+        "make it an op: torch.library.custom_op with register_fake and register_autograd "
+        "(autopar.register_rule can tell how it is sharded); a straight-through estimator can be "
+        "written as x + (f(x) - x).detach()",
+    ),
+    (
         r"same device|meta and cpu|cpu and meta",
         "register constant tensors with register_buffer, and make others on the device of an "
         "input (device=x.device): the model is captured on the meta device",
@@ -98,16 +104,40 @@ def remember_paths(twin: nn.Module) -> None:
         object.__setattr__(module, PATH, path)
 
 
+# Part of a region's name -> what to do instead.
+_REGIONS = {
+    "autocast": "take autocast out of the forward: precision= decides",
+    "checkpoint": "take torch.utils.checkpoint out of the forward: the planner decides "
+    "recomputation",
+    "cond": "use torch.where instead of torch.cond",
+}
+
+
 def refuse_regions(graph: fx.Graph) -> None:
     """Regions of their own (checkpoint, autocast, cond) are not rewritten."""
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
+            first = _first_inside(node)
+            step = next((s for n, s in _REGIONS.items() if n in str(node.target)), None)
             raise CaptureError(
-                f"module {module_path(node) or '(root)'!r} has a region {node.target} "
-                f"({user_line(node)})",
-                next_step="take torch.utils.checkpoint (the planner decides recomputation), "
-                "autocast (precision= decides) and torch.cond (torch.where) out of the forward",
+                f"module {module_path(first) or module_path(node) or '(root)'!r} has a region "
+                f"{node.target} ({user_line(first) or user_line(node)})",
+                next_step=step or f"compute it without {node.target}",
             )
+
+
+def _first_inside(region: fx.Node) -> fx.Node:
+    """The first op of the user inside a region, which itself has no line; else the region."""
+    for body in region.all_input_nodes:
+        module = getattr(body.graph.owning_module, str(body.target), None)
+        if body.op == "get_attr" and isinstance(module, fx.GraphModule):
+            for node in module.graph.nodes:
+                if isinstance(node.target, torch._ops.HigherOrderOperator):
+                    return _first_inside(node)
+                if user_line(node):
+                    found: fx.Node = node
+                    return found
+    return region
 
 
 def refuse_values(graph: fx.Graph) -> None:
@@ -144,8 +174,8 @@ def refuse_mutation(graph: fx.Graph, inputs: Sequence[GraphInput]) -> None:
             if root.name in outside:
                 raise CaptureError(
                     f"the forward changes {outside[root.name]!r} in place ({user_line(node)})",
-                    next_step="freeze it (for batch norm: eval() that layer) "
-                    "or compute it outside the model",
+                    next_step="assign the new value (self.name = ...), freeze it (for batch norm: "
+                    "eval() that layer) or compute it outside the model",
                 )
             if node.meta["requires_grad"] and read_later(node, changed, roots, order):
                 raise CaptureError(

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from autopar.errors import CaptureError
 from autopar.inputs import Inputs, replace_tensors
 from autopar.loss_function import LossFunction, loss_of
+from autopar.passes.capture_tracing import refuse_own_backward
 
 
 def named_inputs(model: nn.Module, example_inputs: Inputs) -> dict[str, Any]:
@@ -39,7 +41,12 @@ def named_inputs(model: nn.Module, example_inputs: Inputs) -> dict[str, Any]:
 def meta_twin(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     """A copy of the model whose tensors all live on the meta device; ties are kept."""
     memo: dict[int, Any] = {}
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise CaptureError(
+                f"parameter {name!r} of {type(model).__name__} has no shape yet",
+                next_step="call the model once on a small batch: that makes its lazy modules",
+            )
         kind = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
         twin = torch.empty_like(parameter, device="meta", dtype=kind)
         memo[id(parameter)] = nn.Parameter(twin, requires_grad=parameter.requires_grad)
@@ -86,7 +93,9 @@ def returns_loss(
 
     def loss(*tensors: torch.Tensor) -> torch.Tensor:
         given = iter(tensors)
-        return loss_of(forward, replace_tensors(nest, lambda _: next(given)), loss_fn)
+        result = loss_of(forward, replace_tensors(nest, lambda _: next(given)), loss_fn)
+        refuse_own_backward(result)
+        return result
 
     twin.forward = loss
     return leaves

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from autopar.piece_name import by_whole
 from autopar.plan_document import Plan
 from autopar.runtime.batch import BatchRules, flat_batch
+from autopar.runtime.digests import batch_digest
 from autopar.runtime.faults import Faults
 from autopar.runtime.gather import gather_to_first
 from autopar.runtime.gradients import local_gradients, sum_over
@@ -25,7 +26,7 @@ from autopar.runtime.optimizer_state import load_optimizer_state, optimizer_stat
 from autopar.runtime.parameters import ParameterSource
 from autopar.runtime.pipeline import PipelinedStage, SingleStage
 from autopar.runtime.random_state import RandomStream
-from autopar.runtime.ranks import Ranks, together
+from autopar.runtime.ranks import Ranks, batch_amounts, check_batches, together
 from autopar.runtime.stage import MakeParameter, StageModule
 from autopar.runtime.zero import data_parallel
 from autopar.stage_program import StageProgram, ValueSpec
@@ -194,9 +195,11 @@ class DistributedProgram:
         ranks, number = self.ranks, self.plan.microbatches
         local: dict[str, Tensor] = {}
         counts: list[float] = []
+        digest = 0
         error: Exception | None = None
         try:
             local, whole = self._rules.local(flat_batch(batch, self._program.fixed), ranks)
+            digest = batch_digest({**local, **whole})
             self._engine.stage.whole_inputs = whole
             pieces = {name: value.chunk(number) for name, value in local.items()}
             counts = count_targets(
@@ -207,7 +210,8 @@ class DistributedProgram:
             error = found
         # Each tp rank of the last stage counts the same targets: one of them speaks.
         mine = sum(counts) if ranks.index("tp") == 0 else 0.0
-        (total,) = together(ranks, error, (mine,))
+        total, *digests = together(ranks, error, (mine, *batch_amounts(ranks, digest)))
+        check_batches(ranks, digest, tuple(digests))
         if self._counts and total == 0:
             raise no_targets()
         weights = loss_weights(counts, total, number, ranks.mesh.dp, sums=self._program.sums)

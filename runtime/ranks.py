@@ -132,15 +132,64 @@ def together(
     raise RuntimeFault(f"rank {failed[0]} (of {len(failed)} that failed): {texts[failed[0]]}")
 
 
-def agree(ranks: Ranks, fingerprint_text: str) -> None:
-    """Raise `RuntimeFault` on every rank unless all hold the same plan and program."""
+def agree(ranks: Ranks, fingerprint_text: str, weights: str = "") -> None:
+    """Raise `RuntimeFault` on every rank unless all hold the same plan, program and `weights`."""
     digest = hashlib.sha256(fingerprint_text.encode()).hexdigest()[:16]
-    digests: list[Any] = [None] * ranks.mesh.size
-    dist.all_gather_object(digests, digest, group=ranks.control)
-    differ = [rank for rank, found in enumerate(digests) if found != digests[0]]
+    _same(
+        ranks,
+        digest,
+        "another plan or program",
+        "give every rank the same model, plan and library versions",
+    )
+    _same(
+        ranks,
+        weights,
+        "other weights",
+        "seed every rank alike before the model is made (torch.manual_seed), load the same "
+        "checkpoint on all, or make the model on the meta device",
+    )
+
+
+def _same(ranks: Ranks, own: str, what: str, next_step: str) -> None:
+    found: list[Any] = [None] * ranks.mesh.size
+    dist.all_gather_object(found, own, group=ranks.control)
+    differ = [rank for rank, text in enumerate(found) if text != found[0]]
     if differ:
         raise RuntimeFault(
-            f"ranks {differ} hold another plan or program than rank 0 "
-            f"({', '.join(sorted(set(digests)))})",
-            next_step="give every rank the same model, plan and library versions",
+            f"ranks {differ} hold {what} than rank 0 ({', '.join(sorted(set(found)))})",
+            next_step=next_step,
         )
+
+
+def check_batches(ranks: Ranks, own: int, sums: tuple[float, ...]) -> None:
+    """Raise `RuntimeFault` on every rank unless the ranks of each dp part have the same rows.
+
+    `sums`: over all ranks of what `batch_amounts` gave, so that all come to the same answer.
+    """
+    members = ranks.mesh.pp * ranks.mesh.tp
+    pairs = zip(sums[::2], sums[1::2], strict=True)
+    if all(one * one == members * square for one, square in pairs):
+        return
+    with unset_fake_temporarily():
+        found: list[Any] = [None] * ranks.mesh.size
+        dist.all_gather_object(found, own, group=ranks.control)
+    by_part: dict[int, dict[int, int]] = {}
+    for rank, digest in enumerate(found):
+        by_part.setdefault(ranks.mesh.coordinates(rank)["dp"], {})[rank] = digest
+    part, held = next((p, h) for p, h in by_part.items() if len(set(h.values())) > 1)
+    first = next(iter(held.values()))
+    raise RuntimeFault(
+        f"ranks {[r for r, d in held.items() if d != first]} have another batch than rank "
+        f"{next(iter(held))}, though all work on the same rows (part {part} of dp={ranks.mesh.dp})",
+        next_step="give every rank the same global batch, or all ranks of a dp part its rows: "
+        "seed the data loader's shuffling alike",
+    )
+
+
+def batch_amounts(ranks: Ranks, digest: int) -> tuple[float, ...]:
+    """This rank's digest and its square in the place of its dp part: equal digests are told from
+    others by the sums alone."""
+    amounts = [0.0] * (2 * ranks.mesh.dp)
+    part = ranks.index("dp")
+    amounts[2 * part], amounts[2 * part + 1] = float(digest), float(digest * digest)
+    return tuple(amounts)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -79,7 +80,15 @@ class BlockModule(ParameterSlots):
 
     def _run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         parameters = self._kept if self._kept is not None else self._parameters_for_graph()
-        return tuple(self._graph(*parameters, *self._buffer_values, *inputs))
+        outputs = tuple(self._graph(*parameters, *self._buffer_values, *inputs))
+        return self._own_memory(outputs, parameters) if isinstance(self, FSDPModule) else outputs
+
+    def _own_memory(
+        self, outputs: tuple[Tensor, ...], parameters: list[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """FSDP frees parameters after the block: a view of one that is handed on is copied."""
+        theirs = {p.untyped_storage()._cdata for p in parameters}
+        return tuple(o.clone() if o.untyped_storage()._cdata in theirs else o for o in outputs)
 
     def _parameters_for_graph(self) -> list[Tensor]:
         found = []

@@ -18,7 +18,7 @@ from autopar.block_cost import Alternative, BlockCost, ChainCost
 from autopar.cluster import Cluster
 from autopar.op_call import OpCall, Operand, types_of
 from autopar.parts import Parts, Slot
-from autopar.passes.analysis.batch_statistics import is_batch_norm
+from autopar.passes.analysis.batch_statistics import is_batch_norm, updates_of_batch
 from autopar.passes.analysis.block_costs import block_cost
 from autopar.passes.analysis.block_problem import Axis
 from autopar.passes.analysis.blocks import analyse_blocks
@@ -51,7 +51,8 @@ def _why_together(program: Program) -> tuple[str, frozenset[str]]:
     """Why all samples of a step must pass together although they may be spread over dp, and the
     statistics to sum then; '' when they need not, or may not be spread."""
     norm = next((n for n in program.graph.nodes if is_batch_norm(n)), None)
-    if (norm is None and not program.updates) or loss_form(program).kind == "unknown":
+    moved = updates_of_batch(program)
+    if (norm is None and not moved) or loss_form(program).kind == "unknown":
         return "", frozenset()
     found = batch_statistics(program)
     if found is None:
@@ -59,13 +60,13 @@ def _why_together(program: Program) -> tuple[str, frozenset[str]]:
     if norm is not None:
         where = module_path(norm) or user_line(norm)
         return f"the batch norm {where!r} takes statistics of the whole batch", found
-    return f"a step changes the buffer {program.updates[0]!r}", found
+    return f"a step changes the buffer {moved[0]!r}", found
 
 
 def _why_whole(program: Program) -> str:
     """Why the loss of a batch does not follow from those of its parts; '' when it does."""
-    if program.updates:
-        return f"a step changes the buffer {program.updates[0]!r}"
+    if moved := updates_of_batch(program):
+        return f"a step changes the buffer {moved[0]!r}"
     if loss_form(program).kind == "unknown":
         return "the loss is no mean or sum over samples that could be recognised"
     if (op := coupling_op(program)) is None:

@@ -149,15 +149,22 @@ def compare_with_one_device(
     0."""
     import torch.distributed as dist
 
+    from autopar.runtime.ranks import together
+
     batch = random_batch(source, model, case.global_batch, case)
     loss = program.step(batch)
     gradients = program.full_gradients()
     buffers = _updated_buffers(program)
     verdict = Verdict(case, plan=describe(program.plan))
     first = dist.get_rank() == 0
+    error: Exception | None = None
     if first:
-        _compare(verdict, reference, batch, float(loss), gradients, source.loss_fn)
-        _compare_buffers(verdict, reference, buffers)
+        try:
+            _compare(verdict, reference, batch, float(loss), gradients, source.loss_fn)
+            _compare_buffers(verdict, reference, buffers)
+        except Exception as found:  # the model itself may fail on one device
+            error = found
+    together(program.ranks, error)
     if case.steps:
         twin = reference if first else None
         _train(verdict if first else None, program, twin, batch, case.steps, source.loss_fn)

@@ -3,6 +3,9 @@
 batch_norm(x, w, b, None, None, True, …)     normalises with the statistics of all dims but 1
 mean(detach(x), [0, 2]), var(detach(x), …)   what a batch norm keeps, or a user's own running mean
 
+A buffer that follows from parameters and buffers alone (the vectors of a spectral norm, a counter
+of steps) is no matter of the batch.
+
 The first needs the gradient through the statistics; the others are of a value without gradient.
 """
 
@@ -10,6 +13,10 @@ from __future__ import annotations
 
 import torch
 from torch import fx
+
+from autopar.passes.analysis.aliases import ancestors
+from autopar.passes.analysis.random_ops import draws
+from autopar.program import Program, outputs_of
 
 _ALONE = (torch.ops.aten.mean.dim, torch.ops.aten.var.dim)
 
@@ -39,3 +46,14 @@ def statistic_dims(node: fx.Node) -> frozenset[int] | None:
     if source.meta.get("requires_grad", False) or not isinstance(node.args[1], list | tuple):
         return None
     return frozenset(int(d) % rank for d in node.args[1])
+
+
+def updates_of_batch(program: Program) -> tuple[str, ...]:
+    """Names of the buffers whose new values depend on the samples of a step, or on chance."""
+    inputs = {i.name for i in program.of_kind("input") if i.batch_dim >= 0}
+    graph = program.graph
+    return tuple(
+        name
+        for name, value in zip(program.updates, outputs_of(graph)[1:], strict=True)
+        if any(n.name in inputs or draws(n) for n in ancestors(graph, [value]))
+    )

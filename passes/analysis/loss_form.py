@@ -134,12 +134,31 @@ def _has_rows(node: fx.Node) -> bool:
 
 
 def _unguarded(count: fx.Node) -> fx.Node:
-    """The count that `guard-empty-mean` keeps from being 0."""
-    if getattr(count.target, "_opname", "") != "masked_fill" or count.args[2] != 1:
+    """The count that `guard-empty-mean`, or the model by clamp(min=1), keeps from being 0."""
+    name, source = _op_name(count), count.args[0] if count.args else None
+    if not isinstance(source, fx.Node):
         return count
-    source, mask = count.args[:2]
-    guards = isinstance(mask, fx.Node) and mask.args == (source, 0)
-    return source if guards and isinstance(source, fx.Node) else count
+    if name == "masked_fill" and count.args[2] == 1:
+        mask = count.args[1]
+        return source if isinstance(mask, fx.Node) and mask.args == (source, 0) else count
+    if name in ("clamp", "clamp_min"):
+        least = _argument(count, 1, "min", None)
+        free_above = name == "clamp_min" or _argument(count, 2, "max", None) is None
+        small = isinstance(least, int | float) and 0 < least <= 1
+        return source if small and free_above and _is_whole(source) else count
+    return count
+
+
+def _is_whole(node: Any) -> bool:
+    """Whether a tensor holds whole numbers, as counts of a mask do also in a floating dtype."""
+    if not isinstance(node, fx.Node):
+        return isinstance(node, int)
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and not value.is_floating_point():
+        return not value.is_complex()
+    if _op_name(node) in _SAME or _op_name(node) == "sum":
+        return _is_whole(node.args[0])
+    return _op_name(node) in ("add", "sub", "mul") and all(map(_is_whole, node.args[:2]))
 
 
 def _counts_samples(program: Program, divisor: fx.Node) -> bool:

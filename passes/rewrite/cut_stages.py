@@ -128,14 +128,14 @@ def _stage(
     reads = _placeholders(shared)
     last = index == count - 1
     specifications = _batch(program.of_kind("input"), program.graph, bindings)
+    updates = _updates(program, held)
+    read = [n for b in made for n in b.buffers] + _targets(reads, items, "buffer")
     return StageProgram(
         index=index,
         stages=count,
         blocks=made,
         parameters={n: specs[n] for b in made for n in b.parameters},
-        buffers=tuple(
-            dict.fromkeys([n for b in made for n in b.buffers] + _targets(reads, items, "buffer"))
-        ),
+        buffers=tuple(dict.fromkeys([*read, *updates])),
         receive=_values(blocks.crossing(first - 1), plan.boundary, plan.mesh.tp, bindings)
         if index
         else (),
@@ -152,7 +152,7 @@ def _stage(
         batch_inputs=specifications,
         draws=any_draws([*(b.graph for b in made), shared]),
         sums=last and loss_form(program).kind == "sum",
-        updates=_updates(program, held),
+        updates=updates,
         fixed=dict(program.fixed),
         whole_inputs=frozenset(i.name for i in program.of_kind("input") if i.batch_dim < 0),
     )

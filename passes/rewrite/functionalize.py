@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from autopar.passes.analysis.aliases import memory_roots, view_of, written
+from autopar.passes.rewrite.out_arguments import replace_out_arguments
 
 aten = torch.ops.aten
 Chain = tuple[fx.Node, ...]
@@ -30,6 +31,7 @@ def functionalize(graph: fx.Graph, state: Iterable[fx.Node]) -> dict[fx.Node, fx
 
     Writes into other placeholders stay, and so do writes that have no functional form.
     """
+    replace_out_arguments(graph)
     running = _batch_norms(graph, set(state))
     memory = _Memory(graph, set(state))
     for node in list(graph.nodes):
@@ -149,12 +151,18 @@ class _Memory:
         return value
 
 
-def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node) -> fx.Node:
+def _call(
+    graph: fx.Graph,
+    target: Any,
+    args: tuple[Any, ...],
+    like: fx.Node,
+    kwargs: dict[str, Any] | None = None,
+) -> fx.Node:
     """A new op with the module path and the line of another."""
-    made = graph.call_function(target, args)
+    made = graph.call_function(target, args, kwargs)
     made.meta = {k: v for k, v in like.meta.items() if k != "val"}
-    values = fx.map_arg(args, lambda n: n.meta["val"])
-    made.meta["val"] = target(*values)
+    values, named = fx.map_arg((args, kwargs or {}), lambda n: n.meta["val"])
+    made.meta["val"] = target(*values, **named)
     return made
 
 
@@ -165,7 +173,7 @@ def _functional(node: fx.Node) -> Any:
         return _copied
     if name == "zero_":
         return lambda graph, n: _call(graph, aten.zeros_like.default, (n.args[0],), n)
-    if not name.endswith("_") or name.startswith("_") or node.kwargs:
+    if not name.endswith("_") or name.startswith("_"):
         return None
     packet = getattr(aten, name[:-1], None)
     if packet is None or overload not in packet.overloads() or name[:-1] in _RANDOM:
@@ -175,7 +183,7 @@ def _functional(node: fx.Node) -> Any:
         str(a.type)
         for a in node.target._schema.arguments  # type: ignore[union-attr]
     ]
-    return (lambda graph, n: _call(graph, target, n.args, n)) if same else None
+    return (lambda graph, n: _call(graph, target, n.args, n, n.kwargs)) if same else None
 
 
 _RANDOM = frozenset(

@@ -53,3 +53,12 @@ def test_what_can_not_be_copied_is_refused() -> None:
     model.lock = __import__("threading").Lock()
     with pytest.raises(CaptureError, match="can't be copied"):
         meta_twin(model, None)
+
+
+def test_a_lazy_module_that_has_no_shape_yet() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
+    with pytest.raises(
+        CaptureError, match=r"parameter '0\.weight' of Sequential has no shape"
+    ) as e:
+        meta_twin(model, None)
+    assert "call the model once" in e.value.next_step

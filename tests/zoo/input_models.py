@@ -140,3 +140,23 @@ class Shared(nn.Module):
 
 def shared() -> tuple[nn.Module, dict[str, Any]]:
     return Shared(), {"x": torch.ones(ROWS, WIDTH), "labels": _codes() % CLASSES}
+
+
+class LearnedQueries(nn.Module):
+    """Queries of its own for every sample: a view of a parameter crosses the blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(1, 6, WIDTH))
+        self.keys = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        queries = self.queries.expand(x.shape[0], -1, -1)
+        mixed = (queries @ self.keys(x).transpose(1, 2)).softmax(-1) @ x
+        return F.mse_loss(self.head(mixed), y)
+
+
+def learned_queries() -> tuple[nn.Module, dict[str, Any]]:
+    """A parameter that is expanded over the batch, and buffers that a step changes by `out=`."""
+    return LearnedQueries(), {"x": torch.ones(ROWS, 8, WIDTH), "y": torch.ones(ROWS, 6, WIDTH)}

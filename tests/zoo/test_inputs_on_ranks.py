@@ -28,6 +28,7 @@ CASES = {
     "marked_tied_embedding": (TP, f"{PP},microbatches=2"),
     "deep_supervision": (f"{PP},microbatches=2",),
     "two_losses": (TP, f"{PP},microbatches=2", ZERO),
+    "learned_queries": (TP, f"{PP},microbatches=2", f"{ZERO},microbatches=2"),
 }
 MARKED = {"custom_op", "marked_layer", "marked_tied_embedding", "deep_supervision", "two_losses"}
 

@@ -6,7 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from autopar.passes.analysis.batch_statistics import is_batch_norm, statistic_dims
+from autopar.passes.analysis.batch_statistics import (
+    is_batch_norm,
+    statistic_dims,
+    updates_of_batch,
+)
 from autopar.passes.capture import capture
 
 
@@ -53,3 +57,28 @@ def test_forms_that_have_no_rewrite_do_not_count() -> None:
             return (F.relu(h) * biased).mean()
 
     assert found(Others()) == {}
+
+
+class Buffers(nn.Module):
+    """A counter, a mean of the samples, noise, and a norm of a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+        for name in ("count", "mean", "noise", "norm"):
+            self.register_buffer(name, torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        with torch.no_grad():
+            self.count += 1
+            self.mean = 0.9 * self.mean + 0.1 * h.mean()
+            self.noise = torch.rand((), device=x.device)
+            torch.linalg.vector_norm(self.layer.weight, out=self.norm)
+        return h.square().mean() / (1 + self.norm)
+
+
+def test_buffers_that_are_no_matter_of_the_batch() -> None:
+    program = capture(Buffers(), {"x": torch.randn(4, 3)})
+    assert set(program.updates) == {"count", "mean", "noise", "norm"}
+    assert set(updates_of_batch(program)) == {"mean", "noise"}

@@ -38,6 +38,17 @@ def _masked_mean(logits: Tensor, labels: Tensor) -> Tensor:
     return (each * mask).sum() / mask.sum()
 
 
+def _guarded(least: float, of_mask: bool = True) -> Loss:
+    """A masked mean whose divisor is kept from 0 as people write it."""
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        each = F.cross_entropy(logits, labels, reduction="none")
+        mask = (labels > 0).to(logits.dtype) if of_mask else labels.to(logits.dtype) * 0.1
+        return (each * mask).sum() / mask.sum().clamp(min=least)
+
+    return loss
+
+
 FORMS: dict[str, tuple[str, Loss]] = {
     "cross entropy": ("targets", F.cross_entropy),
     "half of it": ("targets", lambda x, y: F.cross_entropy(x, y) * 0.5),
@@ -63,6 +74,10 @@ FORMS: dict[str, tuple[str, Loss]] = {
         lambda x, y: x.square().sum() / (x.shape[0] * x.shape[0]),
     ),
     "masked mean": ("ratio", _masked_mean),
+    "masked mean, guarded": ("ratio", _guarded(1)),
+    "masked mean, guarded by less": ("ratio", _guarded(0.5)),
+    "masked mean, at least two": ("unknown", _guarded(2)),
+    "weighted mean, guarded": ("unknown", _guarded(1, of_mask=False)),
     "class weights": ("unknown", lambda x, y: F.cross_entropy(x, y, torch.ones_like(x[0]))),
     "two kinds of mean": ("unknown", lambda x, y: F.cross_entropy(x, y) + x.square().mean()),
     "of each target, and squares": (
@@ -104,7 +119,7 @@ def test_parts_combine_as_the_form_says(name: str) -> None:
     form, loss = FORMS[name]
     torch.manual_seed(0)
     logits, labels = torch.randn(6, 5, dtype=torch.float64), torch.tensor([1, 0, 3, -100, 2, 4])
-    if name == "masked mean":
+    if name.startswith("masked mean"):
         labels = labels.clamp_min(0)
     parts = [slice(0, 3), slice(3, 6)]
     counts = {

@@ -100,3 +100,17 @@ def test_state_is_returned_and_other_placeholders_are_left() -> None:
     module = make_fx(counts, tracing_mode="fake", pre_dispatch=True)(torch.ones(2), torch.zeros(()))
     assert functionalize(module.graph, []) == {}
     assert [n for n in module.graph.nodes if written(n)]
+
+
+def test_a_write_with_named_arguments_and_a_running_mean() -> None:
+    def follows(x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        mean.mul_(0.9).add_(x.sum(), alpha=0.1)
+        return x - mean
+
+    module = make_fx(follows, tracing_mode="fake", pre_dispatch=True)(torch.ones(2), torch.ones(()))
+    state = [n for n in module.graph.nodes if n.op == "placeholder"][1]
+    assert list(functionalize(module.graph, [state])) == [state]
+    assert not [n for n in module.graph.nodes if written(n)]
+    module.recompile()
+    x, mean = torch.randn(2), torch.tensor(3.0)
+    torch.testing.assert_close(module(x, mean), follows(x, mean.clone()))
