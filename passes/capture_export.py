@@ -16,8 +16,9 @@ from torch import nn
 from torch._dynamo.exc import UserError, UserErrorType
 from torch.export import ExportedProgram
 
+from autopar.passes.capture_functions import functions_as_ops
 from autopar.passes.capture_repeats import Disagreement, Repeats
-from autopar.passes.capture_tracing import Tracing, masks_as_given, no_own_backward
+from autopar.passes.capture_tracing import Tracing, masks_as_given
 
 _TORCH_LOGGERS = (
     "torch.fx.experimental.symbolic_shapes",
@@ -75,7 +76,7 @@ def _export(
 ) -> Exported:
     tracing = Tracing()
     replay = repeats.active() if repeats else nullcontext()
-    with _quiet(), masks_as_given(), no_own_backward(), replay, tracing:
+    with _quiet(), masks_as_given(), functions_as_ops(), replay, tracing:
         program = torch.export.export(twin, tuple(leaves), dynamic_shapes=dims, strict=False)
     return Exported(program, tuple(tracing.notes), repeats.replayed if repeats else 0)
 

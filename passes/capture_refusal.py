@@ -18,10 +18,14 @@ from autopar.program import GraphInput, module_path, user_line
 # What torch says -> what to do; the first that is found in the message counts.
 REMEDIES: tuple[tuple[str, str], ...] = (
     (
+        r"torch\.autograd\.Function .* holds its apply",
+        "write NAME.apply(...) where it is called, so that the capture sees the function",
+    ),
+    (
         r"torch\.autograd\.Function",
-        "make it an op: torch.library.custom_op with register_fake and register_autograd "
-        "(autopar.register_rule can tell how it is sharded); a straight-through estimator can be "
-        "written as x + (f(x) - x).detach()",
+        "give it tensors and fixed numbers by position and let it return new tensors, or make it "
+        "an op: torch.library.custom_op with register_fake and register_autograd "
+        "(autopar.register_rule can tell how it is sharded)",
     ),
     (
         r"same device|meta and cpu|cpu and meta",

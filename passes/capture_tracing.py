@@ -4,7 +4,6 @@ torch.tensor([1, 2], device=x.device), x[:, [0, 2]]
                                                made on the CPU, so that the numbers are kept
 if not torch.isfinite(x).all(): clamp          no: overflow is no part of the program (a note)
 nn.Transformer: is this mask causal?           not said: the mask is used as it is given
-a torch.autograd.Function                      no: a graph of its forward has not its backward
 """
 
 from __future__ import annotations
@@ -124,53 +123,3 @@ def masks_as_given() -> Iterator[None]:
         yield
     finally:
         module._detect_is_causal_mask = before
-
-
-class OwnBackward(RuntimeError):
-    """A `torch.autograd.Function` of the model: torch.export keeps only its forward."""
-
-    def __init__(self, function: type) -> None:
-        super().__init__(
-            f"the torch.autograd.Function {function.__qualname__} has its own backward"
-        )
-
-
-@contextmanager
-def no_own_backward() -> Iterator[None]:
-    """Raise `OwnBackward` where the model applies a `torch.autograd.Function` that is not torch's
-    (torch's compute what autograd would: checkpoint, for one).
-
-    An `apply` that the model has kept as a value is not seen here: `refuse_own_backward` does.
-    """
-    function: Any = torch.autograd.Function
-    before = function.__dict__["apply"]
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_torchs(cls) or not torch.is_grad_enabled():
-            return before.__func__(cls, *args, **kwargs)
-        raise OwnBackward(cls)
-
-    function.apply = classmethod(apply)
-    try:
-        yield
-    finally:
-        function.apply = before
-
-
-def refuse_own_backward(loss: torch.Tensor) -> None:
-    """Raise `OwnBackward` when the gradient of `loss` runs through such a function."""
-    seen: set[Any] = set()
-    stack = [loss.grad_fn]
-    while stack:
-        step = stack.pop()
-        if step is None or step in seen:
-            continue
-        seen.add(step)
-        function = getattr(type(step), "_forward_cls", None)
-        if function is not None and not _is_torchs(function):
-            raise OwnBackward(function)
-        stack += [after for after, _ in step.next_functions]
-
-
-def _is_torchs(function: type) -> bool:
-    return function.__module__.partition(".")[0] == "torch"

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from autopar.errors import CaptureError
 from autopar.inputs import Inputs, replace_tensors
 from autopar.loss_function import LossFunction, loss_of
-from autopar.passes.capture_tracing import refuse_own_backward
+from autopar.passes.capture_functions import refuse_hidden_functions
 
 
 def named_inputs(model: nn.Module, example_inputs: Inputs) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def returns_loss(
     def loss(*tensors: torch.Tensor) -> torch.Tensor:
         given = iter(tensors)
         result = loss_of(forward, replace_tensors(nest, lambda _: next(given)), loss_fn)
-        refuse_own_backward(result)
+        refuse_hidden_functions(result)
         return result
 
     twin.forward = loss
