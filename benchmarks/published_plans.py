@@ -29,10 +29,11 @@ from autopar.units import format_bytes, format_seconds
 from autopar.workflow.configuration_row import RowConfiguration, read_row
 from autopar.workflow.evaluator import Evaluator, Prediction, whole_chain
 from autopar.workflow.model_costs import ModelCosts, prepare
+from autopar.workflow.reported_practice import InexpressibleError
 from autopar.workflow.stand_in import stand_in
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "published-plans.md"
-# Source (its first words), model, GPUs: the first row of the table that has them.
+# Source (its first words), model, GPUs: the first row of them that can be expressed.
 CHOSEN = (
     ("BigScience BLOOM final", "BLOOM-176B", 384),
     ("BigScience BLOOM prequel", "GPT 200B (BLOOM sweep)", 160),
@@ -232,21 +233,30 @@ def document(found: Sequence[Compared]) -> str:
     )
 
 
-def chosen_rows(table: Path) -> list[dict[str, str]]:
+def chosen_rows(table: Path) -> list[tuple[dict[str, str], RowConfiguration]]:
+    """The rows of `CHOSEN` and what they say."""
     with table.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     found = []
     for source, model, gpus in CHOSEN:
-        fitting = (
-            r
-            for r in rows
-            if r["source"].startswith(source) and r["model"] == model and r["n_gpus"] == str(gpus)
-        )
-        row = next(fitting, None)
-        if row is None:
+        fitting = [
+            (row, read)
+            for row in rows
+            if row["source"].startswith(source)
+            and (row["model"], row["n_gpus"]) == (model, str(gpus))
+            and (read := _expressed(row)) is not None
+        ]
+        if not fitting:
             raise SystemExit(f"{table} has no row of {source}, {model} on {gpus} GPUs")
-        found.append(row)
+        found.append(fitting[0])
     return found
+
+
+def _expressed(row: dict[str, str]) -> RowConfiguration | None:
+    try:
+        return read_row(row)
+    except InexpressibleError:
+        return None
 
 
 def main() -> int:
@@ -255,10 +265,10 @@ def main() -> int:
     parser.add_argument("--only", default="", help="models whose name contains this; no document")
     arguments = parser.parse_args()
     found = []
-    for row in chosen_rows(arguments.truth / "core_validation.csv"):
+    for row, read in chosen_rows(arguments.truth / "core_validation.csv"):
         if arguments.only not in row["model"]:
             continue
-        found.append(compare(row, read_row(row)))
+        found.append(compare(row, read))
         print(table_row(found[-1]), flush=True)
     if not arguments.only:
         OUT.write_text(document(found), encoding="utf-8")
