@@ -79,7 +79,7 @@ class _Scorer:
                 return RecipeScore(name, True, best)
         if least is not None:
             reason = f"needs at least {format_bytes(least)} of {format_bytes(self.limit)}"
-        return RecipeScore(name, False, None, reason)
+        return RecipeScore(name, None if least is None else False, None, reason)
 
     def _settings(self, mesh: Mesh, zero: int) -> Iterator[Setting]:
         samples = self.options.global_batch // mesh.dp

@@ -101,18 +101,19 @@ class Choice:
 class RecipeScore:
     """A plain configuration that practitioners start from, priced by the same evaluator.
 
-    `choice` is None when the recipe has no legal form here; `reason` says why, or why it does not
-    fit.
+    `fits` is None when the recipe has no legal form here. `reason` says why, or why it does not
+    fit; then there is no `choice`.
     """
 
     name: str
-    fits: bool
+    fits: bool | None
     choice: Choice | None
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         found = self.choice.to_dict() if self.choice else {"why": self.reason}
-        return {"name": self.name, "fits": self.fits, **found}
+        legal = {} if self.fits is None else {"fits": self.fits}
+        return {"name": self.name, **legal, **found}
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ def test_a_recipe_that_does_not_fit_says_how_much_it_needs():
 def test_a_batch_that_does_not_divide_is_said():
     _, found = scored(Provider(cluster(8)), global_batch=4)
     assert "does not divide" in found["FSDP"].reason
+    assert found["FSDP"].fits is None and "fits" not in found["FSDP"].to_dict()
 
 
 @pytest.mark.parametrize("batch", [7, 32])
