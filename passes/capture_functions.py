@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -155,7 +156,7 @@ def _made(examples: Sequence[tuple[tuple[int, ...], torch.dtype, bool]]) -> list
         torch.empty(shape, dtype=dtype, device="meta", requires_grad=grad)
         for shape, dtype, grad in examples
     ]
-    return [leaf.view_as(leaf) for leaf in leaves]
+    return [leaf.clone() for leaf in leaves]
 
 
 def _trial(cls: Any, run: Callable[..., Any], examples: Any) -> tuple[Tensor, ...]:
@@ -209,10 +210,15 @@ def _is_pointwise(run: Callable[..., Any], examples: Any, outputs: Sequence[Tens
         graph = make_fx(both)(*[t.detach() for t in _made(examples)]).graph
     except Exception:
         return False  # what can't be looked into is replicated
-    return all(_pointwise_op(n.target) for n in graph.nodes if n.op == "call_function")
+    return all(_keeps_places(n) for n in graph.nodes if n.op == "call_function")
 
 
-def _pointwise_op(target: Any) -> bool:
+def _keeps_places(node: fx.Node) -> bool:
+    """Whether each element of the result is made of those in its own place."""
+    target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
+    if target._opname in ("view", "expand", "reshape", "view_as"):
+        source = node.args[0]
+        return isinstance(source, fx.Node) and source.meta["val"].shape == node.meta["val"].shape
     return torch.Tag.pointwise in target.tags or target._opname in _AS_GOOD

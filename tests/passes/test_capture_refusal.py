@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -124,39 +123,6 @@ def test_checkpoint_in_the_forward_runs_or_is_refused_by_name() -> None:
         assert "tanh" in [
             str(n.target).split(".")[1] for n in program.graph.nodes if "." in str(n.target)
         ]
-
-
-class OwnBackward(torch.autograd.Function):
-    """Rounds, and lets the gradient through."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.round()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return grad
-
-
-def test_a_function_with_its_own_backward_is_never_taken_for_its_forward() -> None:
-    before = torch.autograd.Function.__dict__["apply"]
-    with pytest.raises(CaptureError) as info:
-        capture(Model(lambda x: OwnBackward.apply(x)), {"x": X})
-    assert "OwnBackward has its own backward" in info.value.message
-    assert "module 'steps.1'" in info.value.message and __file__ in info.value.message
-    assert "torch.library.custom_op" in info.value.next_step
-    assert torch.autograd.Function.__dict__["apply"] is before
-    with pytest.raises(CaptureError, match="OwnBackward has its own backward"):
-        capture(Model(OwnBackward.apply), {"x": X})  # as a value that was taken before
-
-
-def test_a_function_that_no_gradient_passes_is_as_good_as_its_forward() -> None:
-    def aside(x: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            noise = OwnBackward.apply(x)
-        return x * noise
-
-    assert capture(Model(aside), {"x": X})
 
 
 def test_a_region_is_named_by_the_line_inside_it() -> None:

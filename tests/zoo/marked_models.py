@@ -136,3 +136,43 @@ def two_losses() -> tuple[nn.Module, dict[str, Any], Any]:
     pair = (torch.ones(ROWS), torch.ones(ROWS))
     inputs = {"x": torch.ones(ROWS, WIDTH), "parts": {"pair": pair}}
     return TwoHeads(), {**inputs, "labels": rows % CLASSES, "weights": rows * 0.5}, weighted_losses
+
+
+class Straight(torch.autograd.Function):
+    """Rounds to a grid; the gradient passes inside a range, as in quantisation-aware training."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, step: float) -> Tensor:
+        ctx.save_for_backward(x)
+        return (x / step).round() * step
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return torch.where(x.abs() < 1, grad, 0.0), None
+
+
+class QuantisedLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = Straight.apply(self.inner.weight, 0.125)
+        return Straight.apply(F.linear(x, weight, self.inner.bias), 0.25)
+
+
+class Quantised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(QuantisedLayer() for _ in range(4))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return F.mse_loss(x, y)
+
+
+def own_backward() -> tuple[nn.Module, dict[str, Any]]:
+    """Functions with a backward of their own, of values and of weights."""
+    return Quantised(), {"x": torch.ones(ROWS, WIDTH), "y": torch.ones(ROWS, WIDTH)}

@@ -28,9 +28,13 @@ CASES = {
     "marked_tied_embedding": (TP, f"{PP},microbatches=2"),
     "deep_supervision": (f"{PP},microbatches=2",),
     "two_losses": (TP, f"{PP},microbatches=2", ZERO),
+    "own_backward": (TP, f"{PP},microbatches=2,recompute=full", ZERO),
     "learned_queries": (TP, f"{PP},microbatches=2", f"{ZERO},microbatches=2"),
 }
-MARKED = {"custom_op", "marked_layer", "marked_tied_embedding", "deep_supervision", "two_losses"}
+MARKED = {
+    *("custom_op", "marked_layer", "marked_tied_embedding", "deep_supervision", "two_losses"),
+    "own_backward",
+}
 
 
 def _on_rank(models: list[tuple[str, list[Case], Program]]) -> list[list[Verdict] | None]:
