@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Cluster", "Plan", "compile", "launch", "plan", "register_rule", "replicate"]
+__all__ = [
+    "Cluster",
+    "Plan",
+    "compile",
+    "declare_experts",
+    "launch",
+    "plan",
+    "register_rule",
+    "replicate",
+]
 
 if TYPE_CHECKING:
     from autopar.api import compile, launch, plan
     from autopar.cluster import Cluster
+    from autopar.experts.declaration import declare_experts
     from autopar.marks import replicate
     from autopar.plan_document import Plan
     from autopar.rules.registration import register_rule
@@ -18,6 +28,7 @@ _HOME = {
     "Cluster": "autopar.cluster",
     "Plan": "autopar.plan_document",
     "compile": "autopar.api",
+    "declare_experts": "autopar.experts.declaration",
     "launch": "autopar.api",
     "plan": "autopar.api",
     "replicate": "autopar.marks",

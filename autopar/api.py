@@ -316,10 +316,10 @@ def build(
         error = found
     together(ranks, error)
     agree(ranks, f"{program.fingerprint()} {plan.decisions()}", weights_digest(model))
-    stage = parts.stages[ranks.index("pp")]
     groups = {axis: ranks.group(axis).group_name for axis in ("dp", "tp")}
-    place_on_device(stage, ranks.device, groups)
-    return DistributedProgram(lambda _: stage, plan, ranks, model, seed=seed)
+    for index in plan.stage_indexes(ranks.index("pp")):
+        place_on_device(parts.stages[index], ranks.device, groups)
+    return DistributedProgram(parts.stages, plan, ranks, model, seed=seed)
 
 
 def rewrite_for(program: Program, plan: Plan) -> Parts:

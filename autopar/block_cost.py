@@ -6,6 +6,41 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+# The label of recomputing a block whole, beside those of its sets of ops.
+FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class PartialRecompute:
+    """A set of ops of a block that can run again in its backward: `ops` by the names of a plan
+    (none are named for the whole block).
+
+    Seconds of these ops (compute, and communication over tp); bytes kept per micro-batch from
+    forward to backward (as `BlockCost.saved_bytes` without it), and bytes that the ops make again
+    in the backward.
+    """
+
+    label: str
+    ops: tuple[str, ...]
+    compute: float
+    comm: float
+    kept: int
+    rebuilt: int
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.comm
+
+
+@dataclass(frozen=True, slots=True)
+class Tied:
+    """Parameters that the same blocks of a chain hold (an embedding and a head, say): elements on
+    one tp rank, and the trainable ones among them. `group`: a name that these blocks share."""
+
+    group: str
+    parameters: int
+    trainable: int
+
 
 @dataclass(frozen=True, slots=True)
 class BlockCost:
@@ -20,11 +55,14 @@ class BlockCost:
     `transient_bytes`: the largest extra bytes alive at one moment inside the block's forward or
     backward, with the gradient of one parameter; `reduced_transient_bytes`: the same with the
     gradients of all the block's parameters so far. `largest_parameter`: elements of the largest
-    trainable one. `boundary_bytes`: the values that pass from this block to the next, as one rank
-    holds them. `parameter_reduce_seconds`: end-of-step sum over tp of gradients of `R*` parameters.
-    `tied_parameters`: how many of `parameters` other blocks of the chain hold too (as an output
-    head that shares the embedding's weight does), the trainable ones of them in `tied_trainable`;
-    all blocks that hold some share the same ones.
+    trainable one. `saved_input_bytes`: the part of `saved_bytes` that are the block's inputs;
+    `released_bytes`: the part that is gone at the fullest moment of the backward.
+    `forward_transient_bytes`: `transient_bytes` of the forward alone. `shared_bytes`: values made
+    once per micro-batch and stage that the block reads (part of the transient ones).
+    `boundary_bytes`: the values that pass from this block to the next, as one rank holds them.
+    `parameter_reduce_seconds`: end-of-step sum over tp of gradients of `R*` parameters.
+    `tied`: those of `parameters` that other blocks of the chain hold too, by the blocks that do.
+    `partial`: the sets of ops that the search may have run again, from fewer bytes freed to more.
     """
 
     name: str
@@ -41,11 +79,41 @@ class BlockCost:
     transient_bytes: int
     boundary_bytes: int
     parameter_reduce_seconds: float = 0.0
-    tied_parameters: int = 0
-    tied_trainable: int = 0
+    tied: tuple[Tied, ...] = ()
     backward_weights: float = 0.0
     reduced_transient_bytes: int = 0
     largest_parameter: int = 0
+    saved_input_bytes: int = 0
+    released_bytes: int = 0
+    forward_transient_bytes: int = 0
+    shared_bytes: int = 0
+    partial: tuple[PartialRecompute, ...] = ()
+
+    @property
+    def tied_parameters(self) -> int:
+        return sum(t.parameters for t in self.tied)
+
+    def tied_as(self, group: str) -> Tied:
+        """What the block holds of a group: nothing if it is not in it."""
+        return next((t for t in self.tied if t.group == group), Tied(group, 0, 0))
+
+    @property
+    def options(self) -> tuple[PartialRecompute, ...]:
+        """All ways to recompute the block, whole last."""
+        rebuilt = max(0, self.saved_bytes - self.saved_input_bytes)
+        whole = PartialRecompute(
+            FULL, (), self.forward_compute, self.forward_comm, self.input_bytes, rebuilt
+        )
+        return *self.partial, whole
+
+    def option(self, label: str) -> PartialRecompute:
+        """The way to recompute the block that has this label."""
+        return next(o for o in self.options if o.label == label)
+
+    @property
+    def least_kept(self) -> int:
+        """Bytes kept per micro-batch, recomputed in whatever way or not."""
+        return min(self.saved_bytes, *(o.kept for o in self.options))
 
     @property
     def forward(self) -> float:
@@ -88,10 +156,19 @@ class Alternative:
     price: Callable[[], ChainCost]
 
 
+def tie_groups(blocks: Sequence[BlockCost]) -> tuple[str, ...]:
+    """The groups of tied parameters that some of `blocks` hold, in the order of the chain."""
+    return tuple(dict.fromkeys(t.group for b in blocks for t in b.tied))
+
+
 class CostProvider(Protocol):
-    """What the search asks a model; answers are computed on demand and kept by the provider."""
+    """What the search asks a model; answers are computed on demand and kept by the provider.
+
+    `holds_parameters`: of every block, in order: a pipeline stage needs one that does.
+    """
 
     block_names: tuple[str, ...]
+    holds_parameters: tuple[bool, ...]
 
     def tp_degrees(self, limit: int) -> list[int]:
         """Legal tensor-parallel degrees up to `limit`."""

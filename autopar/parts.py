@@ -64,6 +64,8 @@ class Parts:
                     )
                 for block in stage.blocks:
                     mark = "  # recomputed in the backward" if block.recompute else ""
+                    if block.rerun is not None:
+                        mark = f"  # runs again in the backward: {', '.join(block.rerun.ops)}"
                     parts.append(f"# block {block.name}{mark}\n{block.graph.code.strip()}")
                 for spec in stage.send:
                     parts.append(

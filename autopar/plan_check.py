@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autopar.errors import PlanError
-from autopar.plan_consistency import check_batch, check_stages
+from autopar.plan_consistency import check_batch, check_schedule, check_stages
 from autopar.plan_document import Plan
 from autopar.program import Program
 
@@ -48,4 +48,5 @@ def check_plan(plan: Plan, program: Program, global_batch_size: int | None = Non
             f"microbatches of {plan.microbatch}",
             next_step="give example_inputs with the plan's microbatch size",
         )
+    check_schedule(plan)
     check_stages(plan)

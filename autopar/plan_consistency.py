@@ -6,6 +6,7 @@ import re
 from collections import Counter
 
 from autopar.errors import PlanError
+from autopar.interleaving import refused
 from autopar.plan_document import Plan
 
 # The name of a cluster that says how many ranks it has: h100:2x8, cpu:4.
@@ -16,13 +17,18 @@ def check_consistent(plan: Plan) -> None:
     """Raises `PlanError` naming the fields that contradict each other, and what would fit."""
     check_batch(plan)
     _check_ranks(plan)
+    check_schedule(plan)
     check_stages(plan)
     _check_kinds(plan)
-    for field in ("memory_per_stage", "stage_seconds"):
+    wanted = {
+        "memory_per_stage": (plan.mesh.pp, "pp ranks" if plan.chunks > 1 else "stages"),
+        "stage_seconds": (len(plan.stages), "stages"),
+    }
+    for field, (number, what) in wanted.items():
         told = plan.predicted.get(field) or ()
-        if len(told) not in (0, plan.mesh.pp):
+        if len(told) not in (0, number):
             raise PlanError(
-                f"predicted.{field} has {len(told)} entries for {plan.mesh.pp} stages",
+                f"predicted.{field} has {len(told)} entries for {number} {what}",
                 next_step="remove the predictions of an edited plan, or make it again",
             )
 
@@ -43,11 +49,36 @@ def check_batch(plan: Plan) -> None:
         )
 
 
-def check_stages(plan: Plan) -> None:
-    """One stage for each pp rank, none empty; each block once; only own blocks recomputed."""
-    if len(plan.stages) != plan.mesh.pp:
+def check_schedule(plan: Plan) -> None:
+    """Several chunks for each pp rank go with the interleaved schedule, and micro-batches with
+    both."""
+    if (plan.schedule == "interleaved") != (plan.chunks > 1):
         raise PlanError(
-            f"mesh.pp is {plan.mesh.pp}, but there are {len(plan.stages)} stages",
+            f"schedule is {plan.schedule!r} with chunks {plan.chunks}",
+            next_step="interleaved has chunks of 2 or more, the other schedules have 1",
+        )
+    if plan.chunks == 1:
+        return
+    if plan.mesh.pp == 1:
+        raise PlanError(
+            "schedule is 'interleaved', but mesh.pp is 1",
+            next_step="use pp of at least 2, or schedule 1f1b with chunks 1",
+        )
+    if reason := refused(plan.mesh.pp, plan.microbatches):
+        raise PlanError(
+            f"schedule is 'interleaved', but {reason}",
+            next_step=f"use a multiple of {plan.mesh.pp} microbatches, or schedule 1f1b",
+        )
+
+
+def check_stages(plan: Plan) -> None:
+    """As many stages as pp ranks have chunks, none empty; each block once; only own blocks
+    recomputed."""
+    number = plan.mesh.pp * plan.chunks
+    if len(plan.stages) != number:
+        product = f" x chunks {plan.chunks} = {number}" if plan.chunks > 1 else ""
+        raise PlanError(
+            f"mesh.pp is {plan.mesh.pp}{product}, but there are {len(plan.stages)} stages",
             next_step="give one entry of `stages` for each pipeline stage",
         )
     counts = Counter(b for s in plan.stages for b in s.blocks)
@@ -70,6 +101,37 @@ def check_stages(plan: Plan) -> None:
         if len(set(stage.recompute)) < len(stage.recompute):
             raise PlanError(
                 f"stages[{index}].recompute names a block twice", next_step="name it once"
+            )
+        _check_selective(plan, index)
+
+
+def _check_selective(plan: Plan, index: int) -> None:
+    """Blocks recomputed in part are the stage's, not recomputed whole, and their set is in
+    `reruns`."""
+    stage, where = plan.stages[index], f"stages[{index}].selective"
+    kind_of = {block: kind for kind, blocks in plan.kinds.items() for block in blocks}
+    if any("full" in sets for sets in plan.reruns.values()):
+        raise PlanError(
+            "reruns name a set 'full', which means whole blocks",
+            next_step="give the set another name, or list the block in `recompute`",
+        )
+    for block, label in stage.selective.items():
+        if block not in stage.blocks:
+            raise PlanError(
+                f"{where} names {block!r}, which that stage does not hold",
+                next_step=f"its blocks are {', '.join(stage.blocks[:4])} …",
+            )
+        if block in stage.recompute:
+            raise PlanError(
+                f"{where} names {block!r}, which `recompute` names too",
+                next_step="leave it in one of them",
+            )
+        kind = kind_of.get(block, block)
+        sets = plan.reruns.get(kind, {})
+        if label not in sets:
+            raise PlanError(
+                f"{where}.{block} is {label!r}, which is no set of reruns[{kind!r}]",
+                next_step=f"its sets are {list(sets)}",
             )
 
 
@@ -109,9 +171,10 @@ def _check_kinds(plan: Plan) -> None:
         raise PlanError(
             f"block {odd!r} is in {where}", next_step="give every block one stage and one kind"
         )
-    strangers = sorted(set(plan.placements) - set(plan.kinds))
-    if plan.kinds and strangers:
-        raise PlanError(
-            f"placements name {strangers[0]!r}, which is no kind of block",
-            next_step=f"the kinds are {', '.join(list(plan.kinds)[:4])} …",
-        )
+    for field, named in (("placements", plan.placements), ("reruns", plan.reruns)):
+        strangers = sorted(set(named) - set(plan.kinds))
+        if plan.kinds and strangers:
+            raise PlanError(
+                f"{field} name {strangers[0]!r}, which is no kind of block",
+                next_step=f"the kinds are {', '.join(list(plan.kinds)[:4])} …",
+            )

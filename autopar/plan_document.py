@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from autopar.plan_fields import (
 from autopar.plan_predictions import predictions
 
 VERSION = 1
-SCHEDULES = ("gpipe", "1f1b")
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
 PRECISIONS = ("fp32", "bf16-mixed", "bf16", "fp16")
 OPTIMIZERS = ("adamw", "sgd", "sgd-momentum")
 # Between blocks values are whole, or shards; never terms of a sum.
@@ -40,10 +40,19 @@ STORED = re.compile(r"^(R\*?|S\(\d{1,3}\))$")
 
 @dataclass(frozen=True)
 class StagePlan:
-    """One pipeline stage: the blocks it holds, in order, and which of them are recomputed."""
+    """One pipeline stage: the blocks it holds, in order, and which of them are recomputed.
+
+    `selective[block]`: the label of a set in `Plan.reruns`, for blocks recomputed in part.
+    """
 
     blocks: tuple[str, ...]
     recompute: tuple[str, ...] = ()
+    selective: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def recomputed(self) -> dict[str, str]:
+        """How each recomputed block is: `full`, or the label of its set."""
+        return {**dict.fromkeys(self.recompute, "full"), **self.selective}
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,10 @@ class Plan:
     `"shard n"`, `"replicate"`); `block` is the first block of each distinct kind, and holds for all
     blocks of that kind (`kinds` lists them). `boundary` is the placement of the values that pass
     from block to block. `sizes` are the dims the program was planned for (batch is the
-    micro-batch).
+    micro-batch). `chunks`: stages of every pp rank; above 1 it is the interleaved schedule, where
+    stage s is on pp rank s mod pp. `reruns[kind][label]`: ops of a block of that kind that run
+    again in its backward, by the names that `placements` uses; a collective by its op and what it
+    moves, as `all_gather of add`.
     """
 
     model: str
@@ -73,16 +85,19 @@ class Plan:
     placements: dict[str, dict[str, str]]
     kinds: dict[str, tuple[str, ...]]
     sizes: dict[str, int]
+    chunks: int = 1
+    reruns: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
     predicted: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     version: int = VERSION
 
     @property
     def recompute_label(self) -> str:
-        """`none`, `full`, or `k/n blocks`."""
-        done = sum(len(s.recompute) for s in self.stages)
-        total = sum(len(s.blocks) for s in self.stages)
-        return "none" if not done else "full" if done == total else f"{done}/{total} blocks"
+        return recompute_label(self.stages)
+
+    def stage_indexes(self, pp: int) -> range:
+        """The stages that pp rank `pp` holds, in order."""
+        return range(pp, len(self.stages), self.mesh.pp)
 
     def decisions(self) -> dict[str, Any]:
         """The document without predictions and notes: what two ranks must agree on."""
@@ -93,7 +108,11 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         document = asdict(self)
-        return {"version": document.pop("version"), **document}
+        order = ["version", *document]
+        # What has a default comes late in the class; a reader looks for it here.
+        order.insert(order.index("schedule") + 1, "chunks")
+        order.insert(order.index("placements") + 1, "reruns")
+        return {name: document[name] for name in dict.fromkeys(order)}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2) + "\n"
@@ -143,6 +162,19 @@ class Plan:
         return Plan(**members(PLAN, document, _REQUIRED, _OPTIONAL))
 
 
+def recompute_label(stages: Iterable[StagePlan]) -> str:
+    """`none`, `full`, `k/n blocks`, `selective` or `k/n blocks, j in part`."""
+    stages = tuple(stages)
+    done = sum(len(s.recompute) for s in stages)
+    part = sum(len(s.selective) for s in stages)
+    total = sum(len(s.blocks) for s in stages)
+    if total and total in (done, part):
+        return "full" if done else "selective"
+    whole_blocks = f"{done}/{total} blocks" if done else ""
+    in_part = f"{part}{'' if done else f'/{total} blocks'} in part" if part else ""
+    return ", ".join(t for t in (whole_blocks, in_part) if t) or "none"
+
+
 def _mesh(name: str, value: Any) -> Mesh:
     # Earlier plans told the axes that no plan uses.
     degrees = members(name, value, {}, {**dict.fromkeys(AXES, whole), "cp": _unused, "ep": _unused})
@@ -158,7 +190,7 @@ def _names(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _stage(name: str, value: Any) -> StagePlan:
-    return StagePlan(**members(name, value, {"blocks": _names, "recompute": _names}, {}))
+    return StagePlan(**members(name, value, {"blocks": _names, "recompute": _names}, _IN_PART))
 
 
 def _boundary(name: str, value: Any) -> str:
@@ -196,4 +228,10 @@ _REQUIRED: dict[str, Check] = {
     "kinds": lambda n, v: entries(n, v, _names),
     "sizes": lambda n, v: entries(n, v, whole),
 }
-_OPTIONAL: dict[str, Check] = {"predicted": predictions, "notes": _names}
+_OPTIONAL: dict[str, Check] = {
+    "chunks": whole,
+    "reruns": lambda n, v: entries(n, v, lambda k, sets: entries(k, sets, _names)),
+    "predicted": predictions,
+    "notes": _names,
+}
+_IN_PART: dict[str, Check] = {"selective": lambda n, v: entries(n, v, text)}

@@ -48,9 +48,23 @@ class ParameterSpec:
     stages: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """Nodes of a block's graph that run again in its backward, by name, in order.
+
+    `ops` make the values that are not kept; `views` look at these values; both read parameters,
+    buffers, inputs, each other, and the values of the nodes `sources`, which are kept for them.
+    """
+
+    ops: tuple[str, ...]
+    views: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class BlockProgram:
-    """One block. `graph` takes, in order: parameters, buffers, inputs; returns a tuple: outputs."""
+    """One block. `graph` takes, in order: parameters, buffers, inputs; returns a tuple: outputs.
+    `recompute`: all of it runs again in the backward; `rerun`: a part of it, or None."""
 
     name: str
     graph: fx.GraphModule
@@ -59,6 +73,7 @@ class BlockProgram:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     recompute: bool = False
+    rerun: Rerun | None = None
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from autopar.report.text import headline  # noqa: E402
 from autopar.runtime.live_bytes import Peak  # noqa: E402
 from autopar.workflow.dry_memory import measured_step  # noqa: E402
 from demo import BATCH, RANKS, build_model, example  # noqa: E402
-from memory_table import HEADER, error, row, summary  # noqa: E402
+from memory_table import HEADER, error, row, summary, terms_within  # noqa: E402
 from results import write_section  # noqa: E402
 
 PINS = (
@@ -31,10 +31,10 @@ PINS = (
     "dp=4,zero=3,recompute=full",
     "tp=2,dp=2,zero=3,weights=split",
     "tp=2,dp=2,zero=3,recompute=full,microbatch=1,weights=split",
-    "tp=2,pp=2,microbatch=1,weights=split",
-    "tp=2,pp=2,microbatch=1,recompute=full,weights=split",
-    "pp=4,microbatch=1",
-    "pp=2,dp=2,zero=1,microbatch=1",
+    "tp=2,pp=2,schedule=1f1b,microbatch=1,weights=split",
+    "tp=2,pp=2,schedule=1f1b,microbatch=1,recompute=full,weights=split",
+    "pp=4,schedule=1f1b,microbatch=1",
+    "pp=2,schedule=1f1b,dp=2,zero=1,microbatch=1",
 )
 
 
@@ -54,17 +54,18 @@ def measure_on_rank(plans: list[dict[str, Any]]) -> list[tuple[int, Peak]]:
 
 def rows(
     plans: list[autopar.Plan], measured: list[list[tuple[int, Peak]]]
-) -> tuple[list[str], list[float]]:
-    """A line per stage: predicted, and what its fullest rank held; and all errors."""
-    lines, errors = [], []
+) -> tuple[list[str], list[float], list[int]]:
+    """A line per stage: predicted, and what its fullest rank held; all errors; terms in 10 %."""
+    lines, errors, terms = [], [], []
     for index, plan in enumerate(plans):
         for number in range(plan.mesh.pp):
             peaks = [peak for stage, peak in (rank[index] for rank in measured) if stage == number]
             fullest = max(peaks, key=lambda peak: peak.total)
             lines.append(row(plan, number, fullest))
             errors.append(error(plan, number, fullest))
+            terms.append(terms_within(plan, number, fullest))
             print(lines[-1], flush=True)
-    return lines, errors
+    return lines, errors, terms
 
 
 def main() -> int:
@@ -79,14 +80,14 @@ def main() -> int:
         plans.append(plan)
         print(headline(plan), flush=True)
     measured = autopar.launch(measure_on_rank, RANKS, [plan.to_dict() for plan in plans])
-    lines, errors = rows(plans, measured)
+    lines, errors, terms = rows(plans, measured)
     write_section(
         "Memory: predicted and alive",
         [
             f"Made by `benchmarks/memory.py`: the demo's Llama on {RANKS} gloo ranks, global batch",
             f"{BATCH}, float32, AdamW (foreach). MiB predicted / measured per rank at the fullest",
             "moment of a training step. A positive error is a prediction above what was alive.",
-            summary(errors),
+            summary(errors, terms),
             "",
             *HEADER,
             *lines,

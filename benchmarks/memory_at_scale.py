@@ -18,7 +18,7 @@ from autopar.models import resolve_model
 from autopar.passes.capture import capture
 from autopar.workflow.dry_memory import dry_memory
 from autopar.workflow.model_costs import prepare
-from memory_table import HEADER, error, row, summary
+from memory_table import HEADER, error, row, summary, terms_within
 from results import write_section
 
 # global batch, pins
@@ -28,9 +28,9 @@ PLANS = (
     (64, "dp=64,tp=1,pp=1,zero=1,recompute=full"),
     (16, "dp=8,tp=8,pp=1,zero=1,recompute=full,microbatch=1,weights=split"),
     (16, "dp=8,tp=8,pp=1,zero=3,recompute=none,microbatch=1,weights=split"),
-    (16, "dp=1,tp=8,pp=8,recompute=none,microbatch=1,weights=split"),
-    (16, "dp=1,tp=8,pp=8,recompute=full,microbatch=1,weights=split"),
-    (64, "dp=8,tp=1,pp=8,zero=1,recompute=full,microbatch=1"),
+    (16, "dp=1,tp=8,pp=8,schedule=1f1b,recompute=none,microbatch=1,weights=split"),
+    (16, "dp=1,tp=8,pp=8,schedule=1f1b,recompute=full,microbatch=1,weights=split"),
+    (64, "dp=8,tp=1,pp=8,schedule=1f1b,zero=1,recompute=full,microbatch=1"),
 )
 
 
@@ -43,7 +43,7 @@ def main() -> int:
     source = resolve_model("zoo:llama3-70b", sequence=arguments.sequence, dtype=torch.float32)
     program = capture(source.model, source.example_inputs, name=source.name, dtype=torch.bfloat16)
     program = prepare(program, program.sizes)
-    lines, errors = [], []
+    lines, errors, terms = [], [], []
     for number, (batch, pins) in enumerate(PLANS):
         if arguments.plans and number not in arguments.plans:
             continue
@@ -57,13 +57,14 @@ def main() -> int:
             peak = dry_memory(source.model, program, outcome.plan, stage)
             lines.append(row(outcome.plan, stage, peak))
             errors.append(error(outcome.plan, stage, peak))
+            terms.append(terms_within(outcome.plan, stage, peak))
             print(f"{time.perf_counter() - start:.0f} s {lines[-1]}", flush=True)
     write_section(
         "Memory at scale: Llama-3-70B on 64 ranks",
         [
             "Made by `benchmarks/memory_at_scale.py`: one rank of a stage of the real program in a",
             f"dry run, sequence {arguments.sequence}, bf16-mixed, AdamW. MiB predicted / measured.",
-            summary(errors),
+            summary(errors, terms),
             "",
             *HEADER,
             *lines,

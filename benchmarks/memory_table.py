@@ -28,11 +28,19 @@ def row(plan: Plan, stage: int, peak: Peak, name: str = "") -> str:
     return "| " + " | ".join([*cells, f"{error(plan, stage, peak):+.1%}", moment]) + " |"
 
 
-def summary(errors: list[float]) -> str:
-    """How large the errors are, under-predictions apart."""
+def terms_within(plan: Plan, stage: int, peak: Peak) -> int:
+    """How many of the five terms are within 10 % of what was measured, or 1 % of the peak."""
+    predicted = plan.predicted["memory_per_stage"][stage]
+    off = {t: abs(predicted[t] - peak.terms[t]) for t in TERMS}
+    return sum(off[t] <= max(0.1 * peak.terms[t], 0.01 * peak.total) for t in TERMS)
+
+
+def summary(errors: list[float], terms: list[int]) -> str:
+    """How large the errors are, under-predictions apart; `terms`: those within 10 % per stage."""
     sizes = sorted(abs(e) for e in errors)
     within = sum(e <= 0.05 for e in sizes)
     return (
         f"{len(sizes)} stages: median error {sizes[len(sizes) // 2]:.1%}, largest "
-        f"{sizes[-1]:.1%}, most under-predicted {min(errors):+.1%}, {within} within 5 %."
+        f"{sizes[-1]:.1%}, most under-predicted {min(errors):+.1%}, {within} within 5 %.\nOf their "
+        f"{len(TERMS) * len(terms)} terms {sum(terms)} are within 10 % (or 1 % of the peak)."
     )

@@ -12,6 +12,7 @@ from torch.export import Dim
 from autopar.inputs import Inputs, flatten_inputs
 from autopar.loss_function import LossFunction
 from autopar.marks import mark_nodes
+from autopar.passes.capture_experts import experts_as_one_op
 from autopar.passes.capture_export import Exported, export
 from autopar.passes.capture_graph import batch_size, program_of
 from autopar.passes.capture_library import of_libraries
@@ -75,22 +76,24 @@ def _captured(
     remember_paths(twin)
     leaves = returns_loss(twin, inputs, loss_fn)
     candidates = _dynamic_candidates(tensors) if symbols else [None]
-    try:
-        found = export(twin, leaves, candidates, repeats=repeats)
-    except Exception as error:
-        raise explain(model, error) from error
+    with experts_as_one_op(twin) as notes:
+        try:
+            found = export(twin, leaves, candidates, repeats=repeats)
+        except Exception as error:
+            raise explain(model, error) from error
 
-    def program_from(found: Exported) -> Program:
-        title = name or type(model).__name__
-        return program_of(found.program, model, title, tensors, fixed, found.notes)
+        def program_from(found: Exported) -> Program:
+            title = name or type(model).__name__
+            said = (*notes, *found.notes)
+            return program_of(found.program, model, title, tensors, fixed, said)
 
-    try:
-        program = program_from(found)
-    except Exception:
-        if not found.replayed:
-            raise
-        # Only a full trace says for sure what can't be captured.
-        program = program_from(export(twin, leaves, candidates, repeats=False))
+        try:
+            program = program_from(found)
+        except Exception:
+            if not found.replayed:
+                raise
+            # Only a full trace says for sure what can't be captured.
+            program = program_from(export(twin, leaves, candidates, repeats=False))
     mark_nodes(program.graph, model)
     return program
 

@@ -79,8 +79,9 @@ def refuse_hidden_functions(loss: Tensor) -> None:
 
 
 def _is_torchs(function: type) -> bool:
-    """torch's own compute what autograd would: checkpoint, for one."""
-    return function.__module__.partition(".")[0] == "torch"
+    """torch's own compute what autograd would (checkpoint, for one); ours stand inside an op, which
+    the graph keeps whole."""
+    return function.__module__.partition(".")[0] in ("torch", "autopar")
 
 
 def _op_of(cls: Any, apply: Callable[..., Any], args: Sequence[Any]) -> Any:

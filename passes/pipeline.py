@@ -14,6 +14,7 @@ from autopar.passes.rewrite.place import Place
 from autopar.passes.rewrite.replace_causal_mask import ReplaceCausalMask
 from autopar.passes.rewrite.simplify import Simplify
 from autopar.passes.rewrite.split_fused import SplitFused
+from autopar.passes.rewrite.split_gate_and_up import SplitGateAndUp
 from autopar.passes.rewrite.sum_statistics import SumStatistics
 
 
@@ -22,6 +23,7 @@ def front_pipeline() -> list[Pass]:
     return [
         Simplify(),
         SplitFused(),  # after simplify: copies would hide the split
+        SplitGateAndUp(),
         GuardEmptyMean(),
         ReplaceCausalMask(),  # after simplify: casts would hide the mask
     ]

@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from autopar.runtime import (  # noqa: F401 - they register their ops with these
     batch_norm,
+    exchanged_experts,
+    own_experts,
     random_state,
     vocabulary,
 )

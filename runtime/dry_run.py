@@ -48,7 +48,7 @@ def dry_run(rank: int, ranks: int) -> Iterator[FakeTensorMode]:
 
 
 def empty_batch(program: DistributedProgram) -> dict[str, Any]:
-    """This dp rank's rows of the inputs that this rank's stage reads; call it with `shapes_only`
+    """This dp rank's rows of the inputs that this rank's stages read; call it with `shapes_only`
     entered."""
     rules = program._rules
     found = {}
@@ -56,4 +56,4 @@ def empty_batch(program: DistributedProgram) -> dict[str, Any]:
         rows, *rest = spec.shape
         count = 1 if name in rules.whole else rules.microbatches
         found[name] = torch.zeros((rows * count, *rest), dtype=spec.dtype)
-    return {**found, **program._program.fixed}
+    return {**found, **program._programs[0].fixed}

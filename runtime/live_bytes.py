@@ -22,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autopar.runtime.pipeline import PipelinedStage
+from autopar.runtime.pipeline import PipelinedStages
 from autopar.runtime.program import DistributedProgram
 from autopar.runtime.torch_compat import fsdp_groups, run_kernel, unsharded_gradients
 
@@ -144,19 +144,21 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def _watch(self) -> None:
-        engine, stage = self._program._engine, self._program._engine.stage
-        self._wrap(engine, "begin_step", self._in_term("parameters"))
-        self._wrap(engine, "before_backward", self._at_backward)
-        self._wrap(engine, "end_step", self._in_moment("end of the step"))
-        self._wrap(stage, "forward", self._at_forward)
-        for block in stage.blocks:
-            self._wrap(block, "_run", self._in_block)
-        for group in fsdp_groups(stage):
-            self._wrap(group, "unshard", self._in_gather)
-            self._wrap(group, "wait_for_unshard", self._in_gather)
+        for engine in self._program._engines:
+            stage = engine.stage
+            self._wrap(engine, "begin_step", self._in_term("parameters"))
+            self._wrap(engine, "before_backward", self._at_backward)
+            self._wrap(engine, "end_step", self._in_moment("end of the step"))
+            self._wrap(stage, "forward", self._at_forward)
+            for block in stage.blocks:
+                self._wrap(block, "_run", self._in_block)
+            for group in fsdp_groups(stage):
+                self._wrap(group, "unshard", self._in_gather)
+                self._wrap(group, "wait_for_unshard", self._in_gather)
         pipeline = self._program._stage
-        if isinstance(pipeline, PipelinedStage):
-            self._wrap(pipeline.stage, "get_fwd_recv_ops", self._in_term("activations"))
+        if isinstance(pipeline, PipelinedStages):
+            for part in pipeline.stages:
+                self._wrap(part, "get_fwd_recv_ops", self._in_term("activations"))
         self._wrap(self._optimizer, "step", self._at_optimizer)
 
     def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
@@ -213,7 +215,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _next(self, kind: str) -> None:
         self._counts[kind] += 1
-        number = (self._counts[kind] - 1) % self._program.plan.microbatches + 1
+        plan = self._program.plan
+        number = (self._counts[kind] - 1) % (plan.microbatches * plan.chunks) + 1
         self._moment = f"{kind} {number}"
 
     def _at_optimizer(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -226,8 +229,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _find_gradients(self) -> None:
         """Those that are kept from one micro-batch to the next, or to the end of the step."""
         found = [p.grad for p in self._program.parameters()]
-        for group in fsdp_groups(self._program._engine.stage):
-            found += unsharded_gradients(group)
+        for engine in self._program._engines:
+            for group in fsdp_groups(engine.stage):
+                found += unsharded_gradients(group)
         self._mark(found, "gradients")
 
     def _mark(self, tensors: Iterable[Any], term: str) -> None:

@@ -24,12 +24,12 @@ from autopar.runtime.loss_weights import count_targets, loss_weights, no_targets
 from autopar.runtime.norms import OtherStages, global_norm, scale_gradients
 from autopar.runtime.optimizer_state import load_optimizer_state, optimizer_state
 from autopar.runtime.parameters import ParameterSource
-from autopar.runtime.pipeline import PipelinedStage, SingleStage
+from autopar.runtime.pipeline import PipelinedStages, SingleStage
 from autopar.runtime.random_state import RandomStream
 from autopar.runtime.ranks import Ranks, batch_amounts, check_batches, together
-from autopar.runtime.stage import MakeParameter, StageModule
-from autopar.runtime.zero import data_parallel
-from autopar.stage_program import StageProgram, ValueSpec
+from autopar.runtime.stage import StageModule
+from autopar.runtime.zero import DataParallel, data_parallel
+from autopar.stage_program import ParameterSpec, StageProgram, ValueSpec
 
 Tensor = torch.Tensor
 StagePrograms = Sequence[StageProgram] | Callable[[int], StageProgram]
@@ -57,10 +57,12 @@ class _Facts:
         )
 
     @staticmethod
-    def merged(program: StageProgram, ranks: Ranks) -> _Facts:
-        found: list[Any] = [None] * ranks.mesh.size
+    def merged(programs: Sequence[StageProgram], ranks: Ranks) -> _Facts:
+        by_rank: list[Any] = [None] * ranks.mesh.size
         with unset_fake_temporarily():  # as in `together`
-            dist.all_gather_object(found, _Facts.of(program), group=ranks.control)
+            own = [_Facts.of(program) for program in programs]
+            dist.all_gather_object(by_rank, own, group=ranks.control)
+        found = [facts for rank in by_rank for facts in rank]
         inputs: dict[str, ValueSpec] = {}
         for facts in found:
             inputs |= facts.inputs
@@ -91,24 +93,25 @@ class DistributedProgram:
     ) -> None:
         self.plan = plan
         self.ranks = ranks
-        index = ranks.index("pp")
         error: Exception | None = None
         try:
-            program = stage_programs(index) if callable(stage_programs) else stage_programs[index]
+            of = stage_programs if callable(stage_programs) else stage_programs.__getitem__
+            programs = [of(index) for index in plan.stage_indexes(ranks.index("pp"))]
             source = ParameterSource(model, seed)
-            self._build(program, source)
+            self._build(programs, source)
             source.forget()
         except Exception as found:
             error = found
         together(ranks, error)
-        facts = _Facts.merged(program, ranks)
+        facts = _Facts.merged(programs, ranks)
         ranks.make_tied_groups(facts.tied)
         self._counts = facts.counts
         self._rules = BatchRules(
             facts.inputs, facts.whole, plan.microbatches, ranks.mesh.dp, ranks.index("dp")
         )
         self._random = RandomStream(ranks) if facts.draws else None
-        self._engine.stage.random = self._random
+        for engine in self._engines:
+            engine.stage.random = self._random
         self._training = True
         self._faults = Faults(ranks)
         self._steps = 0
@@ -116,33 +119,40 @@ class DistributedProgram:
         if ranks.mesh.pp > 1 and self._parameters:
             self._others = OtherStages(next(iter(self._parameters.values())), ranks)
 
-    def _build(self, program: StageProgram, source: ParameterSource) -> None:
+    def _build(self, programs: Sequence[StageProgram], source: ParameterSource) -> None:
+        plan, ranks = self.plan, self.ranks
+        # Stages of one rank share the buffers that several of them read.
+        names = dict.fromkeys(name for program in programs for name in program.buffers)
+        self._buffers = {name: source.buffer(name, ranks) for name in names}
+        self._programs = programs
+        self._engines = [self._engine_of(program, source) for program in programs]
+        self._stage = (
+            PipelinedStages(self._engines, plan, ranks)
+            if ranks.mesh.pp > 1
+            else SingleStage(self._engines[0], plan.microbatches)
+        )
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._specs: dict[str, ParameterSpec] = {}
+        self._owned: list[nn.Parameter] = []
+        for program, engine in zip(programs, self._engines, strict=True):
+            own = engine.stage.fqn_parameters()
+            self._parameters |= own
+            self._specs |= program.parameters
+            # A parameter tied across stages counts for its first stage.
+            first = ((), (program.index,))
+            self._owned += [p for n, p in own.items() if program.parameters[n].stages[:1] in first]
+
+    def _engine_of(self, program: StageProgram, source: ParameterSource) -> DataParallel:
         plan, ranks = self.plan, self.ranks
 
-        def make(spec: Any) -> nn.Parameter:
+        def make(spec: ParameterSpec) -> nn.Parameter:
             return source.parameter(spec, ranks, plan.precision)
 
-        buffers = {name: source.buffer(name, ranks) for name in program.buffers}
-
         def make_stage(finish_block: Callable[[nn.Module], None]) -> StageModule:
-            typed: MakeParameter = make
-            return StageModule(program, typed, buffers, finish_block)
+            buffers = {name: self._buffers[name] for name in program.buffers}
+            return StageModule(program, make, buffers, finish_block)
 
-        self._program = program
-        self._engine = data_parallel(make_stage, ranks, plan.zero, plan.precision)
-        self._stage = (
-            PipelinedStage(self._engine, plan, ranks)
-            if ranks.mesh.pp > 1
-            else SingleStage(self._engine, plan.microbatches)
-        )
-        self._parameters = self._engine.stage.fqn_parameters()
-        specs = program.parameters
-        # A parameter tied across stages counts for its first stage.
-        self._owned = [
-            p
-            for fqn, p in self._parameters.items()
-            if specs[fqn].stages[:1] in ((), (program.index,))
-        ]
+        return data_parallel(make_stage, ranks, plan.zero, plan.precision)
 
     # Training.
 
@@ -171,15 +181,18 @@ class DistributedProgram:
         self._faults.at("checking the batch")
         local, weights = self._prepare(batch)
         before = self._set_gradients_aside() if self._training else {}
-        self._engine.begin_step()
+        for engine in self._engines:
+            engine.begin_step()
         self._faults.at("forward and backward" if self._training else "forward")
         with torch.set_grad_enabled(self._training), self._random_numbers():
             loss = self._stage.run(local, weights * loss_scale, backward=self._training)
-        self._engine.end_step()
+        for engine in self._engines:
+            engine.end_step()
         if self._training:
             self._faults.at("completing the gradients")
             self._complete_gradients()
-            self._engine.stage.update_buffers()
+            for engine in self._engines:
+                engine.stage.update_buffers()
             for parameter, gradient in before.items():
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
             if self._others is not None:
@@ -193,17 +206,19 @@ class DistributedProgram:
     def _prepare(self, batch: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """This rank's rows and the weights of its microbatches."""
         ranks, number = self.ranks, self.plan.microbatches
+        last = self._programs[-1]  # the one that counts, if one of this rank's does
         local: dict[str, Tensor] = {}
         counts: list[float] = []
         digest = 0
         error: Exception | None = None
         try:
-            local, whole = self._rules.local(flat_batch(batch, self._program.fixed), ranks)
+            local, whole = self._rules.local(flat_batch(batch, last.fixed), ranks)
             digest = batch_digest({**local, **whole})
-            self._engine.stage.whole_inputs = whole
+            for engine in self._engines:
+                engine.stage.whole_inputs = whole
             pieces = {name: value.chunk(number) for name, value in local.items()}
             counts = count_targets(
-                self._program,
+                last,
                 [{**whole, **{n: c[i] for n, c in pieces.items()}} for i in range(number)],
             )
         except Exception as found:
@@ -214,7 +229,7 @@ class DistributedProgram:
         check_batches(ranks, digest, tuple(digests))
         if self._counts and total == 0:
             raise no_targets()
-        weights = loss_weights(counts, total, number, ranks.mesh.dp, sums=self._program.sums)
+        weights = loss_weights(counts, total, number, ranks.mesh.dp, sums=last.sums)
         return local, torch.tensor(weights, dtype=torch.float64).to(ranks.device)
 
     def _random_numbers(self) -> Any:
@@ -229,7 +244,7 @@ class DistributedProgram:
 
     def _complete_gradients(self) -> None:
         """Sum over tp what is a term on every tp rank, and over stages what several stages hold."""
-        specs = self._program.parameters
+        specs = self._specs
         partial = [
             p for fqn, p in self._parameters.items() if specs[fqn].placement.gradient_is_partial
         ]
@@ -245,7 +260,7 @@ class DistributedProgram:
             sum_over(local_gradients(tied), group)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Parameters of this rank's stage, for an optimizer or `torch.nn.utils.clip_grad_norm_`.
+        """Parameters of this rank's stages, for an optimizer or `torch.nn.utils.clip_grad_norm_`.
 
         With several stages one more scalar comes last, which stands for the other stages'
         gradients in a 2-norm; its own value is unused.
@@ -255,17 +270,18 @@ class DistributedProgram:
             yield self._others.parameter
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters of this rank's stage by their names in the user's model."""
+        """Parameters of this rank's stages by their names in the user's model."""
         yield from self._parameters.items()
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Buffers that this rank's stage reads, by their names in the user's model."""
-        yield from self._engine.stage.buffer_values.items()
+        """Buffers that this rank's stages read, by their names in the user's model."""
+        yield from self._buffers.items()
 
     def updated_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Those of `named_buffers` that a step changes, such as a batch norm's statistics."""
-        for name in self._program.updates:
-            yield name, self._engine.stage.buffer_values[name]
+        for program in self._programs:
+            for name in program.updates:
+                yield name, self._buffers[name]
 
     def zero_grad(self) -> None:
         for parameter in self.parameters():

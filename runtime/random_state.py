@@ -14,6 +14,7 @@ generators back, draws the same numbers again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -43,14 +44,14 @@ class RandomStream:
         self.steps = 0
         self._device = ranks.device
         self._pp, self._dp = ranks.index("pp"), ranks.index("dp")
-        self._microbatches = 0
+        self._microbatches: Counter[int] = Counter()
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """The generators follow the stream inside, and are as they were afterwards."""
         before = _state(self._device)
         _common.clear()
-        self._microbatches = 0
+        self._microbatches.clear()
         _seed(_mixed(self.seed, self.steps, self._dp, 1 + self._pp), self._device)
         try:
             yield
@@ -59,19 +60,21 @@ class RandomStream:
             self.steps += 1
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
-        """For values that every stage computes for itself: the same numbers on all stages."""
+    def shared(self, stage: int) -> Iterator[None]:
+        """For values that every stage computes for itself: the same numbers on all stages, of
+        which this rank may have several."""
         before = _state(self._device)
-        _seed(_mixed(self.seed, self.steps, self._dp, 0, self._microbatches), self._device)
-        self._microbatches += 1
+        microbatch = self._microbatches[stage]
+        _seed(_mixed(self.seed, self.steps, self._dp, 0, microbatch), self._device)
+        self._microbatches[stage] += 1
         try:
             yield
         finally:
             _restore(before)
 
 
-def shared_numbers(stream: RandomStream | None) -> Any:
-    return stream.shared() if stream is not None else nullcontext()
+def shared_numbers(stream: RandomStream | None, stage: int) -> Any:
+    return stream.shared(stage) if stream is not None else nullcontext()
 
 
 def _mixed(*numbers: int) -> int:

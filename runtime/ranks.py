@@ -76,12 +76,14 @@ class Ranks:
     def make_tied_groups(self, stage_sets: Iterable[tuple[int, ...]]) -> None:
         """Groups over which gradients of parameters tied across stages are summed.
 
-        Every rank has to call this with the same sets of stage indices.
+        Every rank has to call this with the same sets of stage indices; a rank holds every pp-th
+        stage, so at most one of a set.
         """
         for stages in sorted({s for s in stage_sets if len(s) > 1}):
             for dp in range(self.mesh.dp):
                 for tp in range(self.mesh.tp):
-                    members = [(pp * self.mesh.dp + dp) * self.mesh.tp + tp for pp in stages]
+                    holders = sorted(stage % self.mesh.pp for stage in stages)
+                    members = [(pp * self.mesh.dp + dp) * self.mesh.tp + tp for pp in holders]
                     group = dist.new_group(members, timeout=self.wait)
                     if self.rank in members:
                         assert group is not None

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from autopar.runtime.random_state import RandomStream, shared_numbers
+from autopar.runtime.selective_checkpoint import SelectiveCheckpoint
 from autopar.stage_program import BlockProgram, ParameterSpec, StageProgram
 
 Tensor = torch.Tensor
@@ -45,6 +46,9 @@ class BlockModule(ParameterSlots):
         self._reads: list[tuple[nn.Module, str, torch.dtype]] = []
         self._buffer_values: tuple[Tensor, ...] = ()
         self._kept: list[Tensor] | None = None
+        self._selective: SelectiveCheckpoint | None = None
+        if block.rerun is not None:
+            self._selective = SelectiveCheckpoint(block.graph, block.rerun, self._operands)
 
     def connect(
         self,
@@ -75,19 +79,22 @@ class BlockModule(ParameterSlots):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         if self.block.recompute and torch.is_grad_enabled():
             outputs: tuple[Tensor, ...] = checkpoint(self._run, *inputs, use_reentrant=False)
-            return outputs
-        return self._run(*inputs)
+        else:
+            outputs = self._run(*inputs)
+        return self._with_own_memory(outputs) if isinstance(self, FSDPModule) else outputs
 
     def _run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        parameters = self._kept if self._kept is not None else self._parameters_for_graph()
-        outputs = tuple(self._graph(*parameters, *self._buffer_values, *inputs))
-        return self._own_memory(outputs, parameters) if isinstance(self, FSDPModule) else outputs
+        if self._selective is not None and torch.is_grad_enabled():
+            return self._selective(*inputs)
+        return tuple(self._graph(*self._operands(), *inputs))
 
-    def _own_memory(
-        self, outputs: tuple[Tensor, ...], parameters: list[Tensor]
-    ) -> tuple[Tensor, ...]:
+    def _operands(self) -> list[Tensor]:
+        parameters = self._kept if self._kept is not None else self._parameters_for_graph()
+        return [*parameters, *self._buffer_values]
+
+    def _with_own_memory(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """FSDP frees parameters after the block: a view of one that is handed on is copied."""
-        theirs = {p.untyped_storage()._cdata for p in parameters}
+        theirs = {p.untyped_storage()._cdata for p in self._parameters_for_graph()}
         return tuple(o.clone() if o.untyped_storage()._cdata in theirs else o for o in outputs)
 
     def _parameters_for_graph(self) -> list[Tensor]:
@@ -168,7 +175,7 @@ class StageModule(ParameterSlots):
             return {}
         arguments = [self.buffer_values[name] for name in program.shared_buffers]
         arguments += [env[name] for name in program.shared_inputs]
-        with torch.no_grad(), shared_numbers(self.random):
+        with torch.no_grad(), shared_numbers(self.random, program.index):
             values = program.shared(*arguments)
         return dict(zip(program.shared_outputs, values, strict=True))
 

@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, _backward
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, _backward, schedules
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-# Methods of `PipelineStage` that `autopar.runtime.pipeline` overrides: without the first two
+# Methods of `PipelineStage` that `autopar.runtime.pipeline_stage` overrides: without the first two
 # gradients would be reduced at other times than planned, without the rest memory is held longer.
 STAGE_HOOKS = (
     "backward_maybe_with_nosync",
@@ -33,6 +33,13 @@ STAGE_HOOKS = (
     "_prepare_forward_infra",
     "_create_grad_recv_info",
     "clear_runtime_states",
+)
+# Those that `autopar.runtime.interleaved` overrides as well.
+LOOPED_STAGE_HOOKS = (
+    "backward_maybe_with_nosync",
+    "get_fwd_send_ops",
+    "get_bwd_send_ops",
+    "backward_one_chunk",
 )
 
 _c10d: Any = distributed_c10d
@@ -71,6 +78,13 @@ def stage_backward(
         stage_output, output_grads, input_values
     )
     return result
+
+
+def batch_p2p(operations: list[Any]) -> list[Any]:
+    """Start sends or receives; what to wait for."""
+    private: Any = schedules
+    started: list[Any] = private._batch_p2p(operations) if operations else []
+    return started
 
 
 def allocate_buffers(infos: Iterable[Any], device: torch.device) -> None:

@@ -41,6 +41,9 @@ class DataParallel(Protocol):
     def before_backward(self, last: bool) -> None:
         """`last`: of the step, so gradients are to be complete over dp after it."""
 
+    def release(self) -> None:
+        """Let go of what the last backward's reduction read."""
+
     def end_step(self) -> None: ...
 
 
@@ -70,6 +73,9 @@ class Replicated:
     def before_backward(self, last: bool) -> None:
         if last and self._sum is not None:
             self._sum.arm()
+
+    def release(self) -> None:
+        pass
 
     def end_step(self) -> None:
         if self._sum is not None:
@@ -121,10 +127,13 @@ class Sharded:
     def before_backward(self, last: bool) -> None:
         root = self.stage
         assert isinstance(root, FSDPModule)
-        release_reductions(root)
+        self.release()
         root.set_is_last_backward(last)
         root.set_requires_gradient_sync(last or self._zero >= 2)
         root.set_reshard_after_backward(last or self._zero == 3)
+
+    def release(self) -> None:
+        release_reductions(self.stage)
 
     def end_step(self) -> None:
         # After a step without backward, gathered parameters would outlive the next update.

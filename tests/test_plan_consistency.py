@@ -47,6 +47,52 @@ def test_the_plan_itself_is_good(document: Document, tmp_path: Path) -> None:
     assert load(tmp_path, document).to_json() == json.dumps(document, indent=2) + "\n"
 
 
+def interleaved(document: Document, pp: int, microbatches: int) -> Document:
+    """The sample's four stages as two chunks of two ranks."""
+    mesh = {**document["mesh"], "pp": pp, "dp": 1}
+    return {
+        **document,
+        **{"mesh": mesh, "cluster": "", "schedule": "interleaved", "chunks": 4 // pp},
+        **{"microbatches": microbatches, "global_batch": microbatches * document["microbatch"]},
+        "predicted": {},
+    }
+
+
+def test_interleaved_plans_are_read_and_counted(document: Document, tmp_path: Path) -> None:
+    plan = load(tmp_path, interleaved(document, 2, 8))
+    assert [list(plan.stage_indexes(rank)) for rank in range(2)] == [[0, 2], [1, 3]]
+    assert Plan.from_dict(json.loads(plan.to_json())) == plan
+    wrong = {
+        "mesh.pp is 2 x chunks 2 = 4, but there are 3 stages": {"stages": document["stages"][:-1]},
+        "entries for 2 pp ranks": {"predicted": {"memory_per_stage": [{}] * 4}},
+        "stage_seconds has 2 entries for 4 stages": {"predicted": {"stage_seconds": [{}] * 2}},
+    }
+    for message, change in wrong.items():
+        with pytest.raises(PlanError, match=message):
+            load(tmp_path, {**interleaved(document, 2, 8), **change})
+    with pytest.raises(PlanError, match="5 micro-batches do not divide into 2 rounds"):
+        load(tmp_path, interleaved(document, 2, 5))
+    with pytest.raises(PlanError, match="mesh.pp is 1"):
+        load(tmp_path, interleaved(document, 1, 8))
+
+
+def test_a_block_is_recomputed_whole_or_in_part(document: Document, tmp_path: Path) -> None:
+    stage = {**document["stages"][0], "recompute": [], "selective": {"embed": "set 1"}}
+    stages = [stage, *document["stages"][1:]]
+    good = {
+        **document,
+        "stages": stages,
+        "reruns": {"embed": {"set 1": ["mul", "all_gather of x"]}},
+    }
+    plan = load(tmp_path, good)
+    assert plan.stages[0].selective == {"embed": "set 1"}
+    assert plan.reruns == {"embed": {"set 1": ("mul", "all_gather of x")}}
+    assert Plan.from_dict(json.loads(plan.to_json())) == plan
+    both = {**good, "stages": [{**stage, "recompute": ["embed"]}, *stages[1:]]}
+    with pytest.raises(PlanError, match="'embed', which `recompute` names too"):
+        load(tmp_path, both)
+
+
 CONTRADICTIONS: list[tuple[Way, Callable[[Any], Any], str]] = [
     (("mesh", "tp"), lambda v: v * 2, "ranks, but cluster 'h100:"),
     (("mesh", "dp"), lambda v: v + 1, "but the global batch is"),
@@ -61,10 +107,22 @@ CONTRADICTIONS: list[tuple[Way, Callable[[Any], Any], str]] = [
     (("stages", 1, "blocks"), lambda v: v[::-1], "are out of order"),
     (("stages", 1, "recompute"), lambda v: ["embed"], "'embed', which that stage does not hold"),
     (("stages", 0, "recompute"), lambda v: ["embed"] * 2, "a block twice"),
+    (("stages", 0, "selective"), lambda v: {"head": "set"}, "'head', which that stage does not"),
+    (
+        ("stages", 0, "selective"),
+        lambda v: {"embed": "a"},
+        r"'a', which is no set of reruns\['embed'",
+    ),
+    (("reruns",), lambda v: {"tail": {}}, "reruns name 'tail', which is no kind"),
+    (("reruns",), lambda v: {"embed": {"full": []}}, "a set 'full', which means whole blocks"),
+    (("reruns",), lambda v: {"embed": {"set": "mul"}}, r"reruns.embed.set is 'mul'"),
     (("kinds", "embed"), lambda v: ["head"], "starts with 'head'"),
     (("kinds", "embed"), lambda v: [], "starts with nothing"),
     (("placements", "tail"), lambda v: {}, "'tail', which is no kind"),
     (("predicted", "memory_per_stage"), lambda v: v[:-1], "3 entries for 4 stages"),
+    (("chunks",), lambda v: 2, "schedule is '1f1b' with chunks 2"),
+    (("chunks",), lambda v: 0, "chunks is 0"),
+    (("schedule",), lambda v: "interleaved", "schedule is 'interleaved' with chunks 1"),
     (("zero",), lambda v: 7, "zero is 7"),
     (("boundary",), lambda v: "foo", "boundary is 'foo'"),
 ]

@@ -12,7 +12,7 @@ import pytest
 from autopar.cost.setting import OPTIMIZER_STATES
 from autopar.errors import PlanError
 from autopar.mesh import Mesh
-from autopar.plan_document import OPTIMIZERS, Plan, StagePlan
+from autopar.plan_document import OPTIMIZERS, Plan, StagePlan, recompute_label
 from tests.passes import toys
 
 
@@ -118,3 +118,16 @@ def test_files_that_are_no_plan(tmp_path: Path) -> None:
 
 def test_the_optimizers_are_those_that_have_a_price() -> None:
     assert set(OPTIMIZERS) == set(OPTIMIZER_STATES)
+
+
+@pytest.mark.parametrize(
+    ("whole", "part", "label"),
+    [(0, 0, "none"), (4, 0, "full"), (0, 4, "selective"), (1, 0, "1/4 blocks"),
+     (0, 3, "3/4 blocks in part"), (1, 2, "1/4 blocks, 2 in part")],
+)  # fmt: skip
+def test_the_label_tells_whole_and_in_part(whole: int, part: int, label: str) -> None:
+    names = ("a", "b", "c", "d")
+    chosen = dict.fromkeys(names[whole : whole + part], "set 1")
+    stage = StagePlan(names, names[:whole], chosen)
+    assert recompute_label([stage]) == label
+    assert stage.recomputed == {**dict.fromkeys(names[:whole], "full"), **chosen}

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
-from autopar.block_cost import BlockCost
+from autopar.block_cost import FULL, BlockCost, tie_groups
 from autopar.cluster import Cluster
+from autopar.cost.fullest_moment import stage_memory
 from autopar.cost.held_memory import held_memory
 from autopar.cost.memory import StageMemory, late_gradient_bytes, rebuilt_bytes
-from autopar.cost.pipeline import Action, Event, actions, makespan, simulate
-from autopar.cost.setting import Setting
+from autopar.cost.pipeline import Action, Event, actions, makespan, simulate, step_seconds
+from autopar.cost.setting import Phase, Setting
 from autopar.cost.step import (
     dp_collectives,
     exposed_gather,
@@ -27,6 +29,7 @@ from autopar.cost.step import (
     tied_seconds,
 )
 from autopar.errors import PassError, PlanError
+from autopar.interleaving import waiting
 from autopar.mesh import Mesh
 from autopar.plan_document import StagePlan
 
@@ -44,6 +47,8 @@ class Decisions(Protocol):
     def microbatches(self) -> int: ...
     @property
     def schedule(self) -> str: ...
+    @property
+    def chunks(self) -> int: ...
     @property
     def zero(self) -> int: ...
     @property
@@ -154,6 +159,7 @@ def evaluate(plan: Decisions, blocks: Sequence[BlockCost], cluster: Cluster) -> 
         plan.zero,
         plan.precision,
         plan.optimizer,
+        plan.chunks,
     )
     return evaluate_setting(setting, plan.stages, blocks)
 
@@ -162,8 +168,8 @@ def evaluate_setting(
     setting: Setting, parts: Sequence[StagePlan], blocks: Sequence[BlockCost]
 ) -> Evaluation:
     """Time and memory of `parts` of the chain, in order, under `setting`, which may be one that is
-    never planned: practices of other frameworks, and interleaved schedules (`setting.chunks` times
-    as many parts as stages; stage i holds parts i, i + pp, ...)."""
+    never planned: practices of other frameworks. Interleaved schedules have `setting.chunks` times
+    as many parts as stages; stage i holds parts i, i + pp, ..."""
     priced = {b.name: b for b in blocks}
     chain = [b.name for b in blocks]
     stages, chunks = setting.mesh.pp, setting.chunks
@@ -178,6 +184,13 @@ def evaluate_setting(
         _walk(i, orders[i], [costs[i + c * stages] for c in range(chunks)], setting)
         for i in range(stages)
     ]
+    if chunks == 1:
+        names = {n: label for p in parts for n, label in p.recomputed.items()}
+        edges = [0, *accumulate(len(p.blocks) for p in parts)]
+        for i, walk in enumerate(walks):
+            walk.memory = stage_memory(
+                blocks, edges[i], edges[i + 1], names, i, setting, Phase.fullest(walk.at_backward)
+            )
     whole = [_joined(parts[i::stages]) for i in range(stages)]
     ends = [_end(stage, whole, priced, setting) for stage in whole]
     return _whole(walks, ends, setting)
@@ -186,7 +199,9 @@ def evaluate_setting(
 def _joined(parts: Sequence[StagePlan]) -> StagePlan:
     """All chunks of a stage as one."""
     return StagePlan(
-        tuple(n for p in parts for n in p.blocks), tuple(n for p in parts for n in p.recompute)
+        tuple(n for p in parts for n in p.blocks),
+        tuple(n for p in parts for n in p.recompute),
+        {n: label for p in parts for n, label in p.selective.items()},
     )
 
 
@@ -214,13 +229,17 @@ def _part(
     backward = _backward(part, priced, setting)
     forward["pp_comm"] += send_seconds(output, setting)
     backward["pp_comm"] += send_seconds(received, setting)
-    kept, late = received + output, 0
+    kept, late, rebuilt, ways = received + output, 0, 0, part.recomputed
     for name in part.blocks:
         block = priced[name]
-        own = block.input_bytes if name in part.recompute else block.saved_bytes
+        own = block.saved_bytes
+        if name in ways:
+            again = block.option(ways[name])
+            own = again.kept
+            made = block.saved_bytes if ways[name] == FULL else again.rebuilt
+            rebuilt = max(rebuilt, rebuilt_bytes(block, made, setting))
         kept += own
         late += late_gradient_bytes(block.trainable, own, setting)
-    rebuilt = max((rebuilt_bytes(priced[name], setting) for name in part.recompute), default=0)
     held = [priced[n] for n in part.blocks]
     return _Part(forward, backward, kept, rebuilt, received + output, late, held)
 
@@ -229,13 +248,16 @@ def _part(
 class _Walk:
     """One stage's schedule, walked: seconds by purpose over all micro-batches, and memory.
 
-    `forward`, `backward`: seconds of one micro-batch through each chunk.
+    `forward`, `backward`: seconds of one micro-batch through each chunk. `at_backward`: how many
+    are alive when each backward starts. `memory` is that of an interleaved schedule, with its
+    largest parts all at one moment; without chunks the moments are told apart.
     """
 
     spent: dict[str, float]
     forward: list[float]
     backward: list[float]
     in_flight: int
+    at_backward: list[int]
     memory: StageMemory
 
 
@@ -243,6 +265,7 @@ def _walk(index: int, order: Sequence[Action], chunks: Sequence[_Part], setting:
     """Book every action of the stage's schedule; keep count of what is alive."""
     spent = dict.fromkeys(chunks[0].forward, 0.0)
     live = most = count = busiest = 0
+    at_backward = []
     for action in order:
         part = chunks[action.chunk]
         for purpose, seconds in (part.forward if action.kind == "F" else part.backward).items():
@@ -251,6 +274,7 @@ def _walk(index: int, order: Sequence[Action], chunks: Sequence[_Part], setting:
             live, count = live + part.kept, count + 1
             most, busiest = max(most, live), max(busiest, count)
         else:
+            at_backward.append(count)
             live, count = live - part.kept, count - 1
     if live or count:
         raise PassError(
@@ -259,11 +283,13 @@ def _walk(index: int, order: Sequence[Action], chunks: Sequence[_Part], setting:
         )
     blocks = [b for part in chunks for b in part.blocks]
     rebuilt, passing = max(p.rebuilt for p in chunks), max(p.passing for p in chunks)
+    if setting.chunks > 1:
+        passing *= 1 + waiting(setting.mesh.pp, setting.microbatches)
     late = sum(p.late_gradients for p in chunks)
     found = held_memory(blocks, most + rebuilt, passing, late, setting)
     forward = [sum(p.forward.values()) for p in chunks]
     backward = [sum(p.backward.values()) for p in chunks]
-    return _Walk(spent, forward, backward, busiest, found)
+    return _Walk(spent, forward, backward, busiest, at_backward, found)
 
 
 def _forward(
@@ -286,13 +312,15 @@ def _backward(
     stage: StagePlan, priced: Mapping[str, BlockCost], setting: Setting
 ) -> dict[str, float]:
     """Seconds of one backward, by purpose."""
+    ways = stage.recomputed
     spent = {"compute": 0.0, "recompute": 0.0, "tp_comm": 0.0, "dp_comm": 0.0, "pp_comm": 0.0}
     for name in reversed(stage.blocks):
         block = priced[name]
         available = block.backward
-        if name in stage.recompute:
-            spent["recompute"] += block.forward
-            available += block.forward
+        if name in ways:
+            again = block.option(ways[name])
+            spent["recompute"] += again.seconds
+            available += again.seconds
         spent["compute"] += block.backward_compute
         spent["tp_comm"] += block.backward_comm
         if setting.zero >= 2:
@@ -322,10 +350,11 @@ def _end(
             spent["dp_comm"] += exposed_gather(gather, hidden, setting)
         spent["tp_comm"] += block.parameter_reduce_seconds
         spent["optimizer"] += optimizer_seconds(block.trainable, setting)
-    holders = [n for s in stages for n in s.blocks if priced[n].tied_trainable]
-    here = [n for n in stage.blocks if n in holders]
-    if here and len(here) < len(holders):
-        spent["pp_comm"] += tied_seconds([priced[n] for n in holders], setting)
+    for group in tie_groups([priced[n] for n in stage.blocks]):
+        holders = [n for s in stages for n in s.blocks if priced[n].tied_as(group).trainable]
+        here = [n for n in stage.blocks if n in holders]
+        if here and len(here) < len(holders):
+            spent["pp_comm"] += tied_seconds([priced[n] for n in holders], group, setting)
     return spent
 
 
@@ -345,8 +374,9 @@ def _whole(
     backward = tuple(w.backward[c] for c in parts for w in walks)
     bubble = sum(b / m for i, b in enumerate(busy) if i != slowest)
     if setting.chunks > 1:
-        events = simulate(forward, backward, m, setting.schedule, chunks=setting.chunks)
-        bubble = makespan(events) - busy[slowest]
+        bubble = (
+            step_seconds(forward, backward, m, setting.schedule, setting.chunks) - busy[slowest]
+        )
     breakdown = {**walks[slowest].spent, "bubble": bubble, "optimizer": 0.0}
     for purpose, seconds in ends[longest].items():
         breakdown[purpose] += seconds

@@ -1,4 +1,4 @@
-"""Memory of a stage, block by block: the evaluator's own way through `autopar.cost.memory`.
+"""Memory of an interleaved stage, block by block: as if the largest of all terms came at once.
 
 Parameters that several blocks of the stage tie are held once.
 """
@@ -23,23 +23,20 @@ def held_memory(
     """The five terms of a stage with `blocks`. `activations`: bytes of them at their fullest
     moment; `passing`: bytes of the largest input and output that cross the borders of its parts;
     `late_gradients`: those that are there at that moment when there is one micro-batch."""
-    seen_tied = False
-    parameters = gradients = states = scratch = tied = 0
+    seen: dict[str, int] = {}
+    parameters = gradients = states = scratch = 0
     for block in blocks:
-        own = block.tied_parameters
-        repeat = own if seen_tied else 0
-        trained = block.tied_trainable if seen_tied else 0
-        seen_tied = seen_tied or own > 0
         parameters += memory.parameter_bytes(block.parameters, setting)
         gradients += memory.gradient_bytes(block.trainable, setting)
         states += memory.optimizer_bytes(block.trainable, setting)
         scratch += memory.scratch_bytes(block.trainable, setting)
-        if repeat:
-            parameters -= memory.parameter_bytes(repeat, setting)
-            gradients -= memory.gradient_bytes(trained, setting)
-            states -= memory.optimizer_bytes(trained, setting)
-            scratch -= memory.scratch_bytes(trained, setting)
-        tied = max(tied, own)
+        for tied in block.tied:
+            if tied.group in seen:
+                parameters -= memory.parameter_bytes(tied.parameters, setting)
+                gradients -= memory.gradient_bytes(tied.trainable, setting)
+                states -= memory.optimizer_bytes(tied.trainable, setting)
+                scratch -= memory.scratch_bytes(tied.trainable, setting)
+            seen[tied.group] = tied.parameters
     first = second = 0
     for block in blocks:
         size = memory.gathered_bytes(block, setting)
@@ -47,12 +44,13 @@ def held_memory(
             first, second = size, first
         else:
             second = max(second, size)
-    parameters += first + second + memory.tied_gathered_bytes(tied, setting)
+    parameters += first + second + memory.tied_gathered_bytes(sum(seen.values()), setting)
     buffers = (
         max(memory.working_bytes(b, setting) for b in blocks)
         + max((memory.followed_bytes(b, setting) for b in blocks[1:]), default=0)
         + passing
         + setting.practice.bucket_bytes
+        + sum(memory.bucket_bytes(b.trainable, setting) for b in blocks)
     )
     end = gradients + scratch
     if setting.microbatches == 1:

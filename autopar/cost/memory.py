@@ -1,4 +1,8 @@
-"""The stated memory model: five terms per rank, in bytes, at the fullest moment of a step.
+"""The terms of the stated memory model: bytes per rank of a block's states and working memory.
+
+`autopar.cost.fullest_moment` puts them together, moment by moment. Interleaved stages are bounded
+by the largest of each term instead, as if all came at one moment: that is what the text below
+says of activations and buffers (`held_memory`, `autopar.search.chunk_memory`).
 
 With n parameter elements on a tensor-parallel rank, d data-parallel ranks, and s / c / g / r bytes
 per element at rest / in compute / as gradient / reduced:
@@ -37,7 +41,6 @@ from the device's memory, as is a margin for fragmentation, when no explicit lim
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from autopar.block_cost import BlockCost
@@ -104,8 +107,15 @@ def tied_gathered_bytes(tied: int, setting: Setting) -> int:
 
 def gradient_bytes(trainable: int, setting: Setting) -> int:
     """Accumulated gradients: whole, or a shard where they are scattered in every backward."""
-    whole = setting.zero == 0 or (setting.zero == 1 and setting.microbatches > 1)
+    once = setting.microbatches > 1 or bool(setting.practice.gradient_buffer)
+    whole = setting.zero == 0 or (setting.zero == 1 and once)
     return (trainable if whole else setting.shard(trainable)) * setting.bytes.gradient
+
+
+def bucket_bytes(trainable: int, setting: Setting) -> int:
+    """The copy of gradients that is reduced over dp, where there is one throughout."""
+    copied = setting.practice.gradient_buckets and setting.mesh.dp > 1
+    return trainable * setting.bytes.compute if copied else 0
 
 
 def optimizer_bytes(trainable: int, setting: Setting) -> int:
@@ -116,7 +126,8 @@ def optimizer_bytes(trainable: int, setting: Setting) -> int:
 def scratch_bytes(trainable: int, setting: Setting) -> int:
     """What is allocated and freed after the last backward; see the module's text."""
     step = setting.shard(trainable) * setting.bytes.storage if setting.states >= 2 else 0
-    whole = setting.zero == 0 and setting.mesh.dp > 1
+    in_place = bool(setting.practice.gradient_buffer)
+    whole = setting.zero == 0 and setting.mesh.dp > 1 and not in_place
     return max(step, trainable * setting.bytes.gradient if whole else 0)
 
 
@@ -135,93 +146,25 @@ def held_bytes(trainable: int, kept: int, setting: Setting) -> int:
 
 def working_bytes(block: BlockCost, setting: Setting) -> int:
     """What comes and goes in a block's backward."""
-    if setting.mesh.dp > 1 and setting.zero > 0:
+    if setting.fsdp:
         inside = max(block.transient_bytes, block.reduced_transient_bytes)
         fresh = 0 if setting.zero == 1 and setting.microbatches > 1 else setting.bytes.compute
         return max(inside, block.trainable * (fresh + setting.bytes.reduce))
-    cast = setting.bytes.compute != setting.bytes.gradient
+    cast = setting.bytes.compute != setting.bytes.gradient and not setting.practice.gradient_buffer
     return block.transient_bytes + (block.largest_parameter * setting.bytes.gradient if cast else 0)
 
 
 def reducing_bytes(block: BlockCost, setting: Setting) -> int:
     """The copy of a block's gradients that is reduced while the block before it works."""
-    sharded = setting.mesh.dp > 1 and setting.zero > 0
-    return block.trainable * setting.bytes.reduce if sharded else 0
+    return block.trainable * setting.bytes.reduce if setting.fsdp else 0
 
 
-def rebuilt_bytes(block: BlockCost, setting: Setting) -> int:
-    """What a recomputed block makes again; its neighbour, recomputed too, is being reduced."""
-    return block.saved_bytes + max(0, reducing_bytes(block, setting) - block.input_bytes)
+def rebuilt_bytes(block: BlockCost, made: int, setting: Setting) -> int:
+    """What a recomputed block makes again (`made`, itself); its neighbour, recomputed too, is being
+    reduced."""
+    return made + max(0, reducing_bytes(block, setting) - block.input_bytes)
 
 
 def followed_bytes(block: BlockCost, setting: Setting) -> int:
     """What a block leaves to be reduced, over the activations that it gives back."""
     return max(0, reducing_bytes(block, setting) - block.saved_bytes)
-
-
-def stage_memory(
-    blocks: Sequence[BlockCost],
-    start: int,
-    stop: int,
-    recompute: Collection[str],
-    stage: int,
-    setting: Setting,
-) -> StageMemory:
-    """Memory of stage number `stage`, holding `blocks[start:stop]` of the chain."""
-    mine = blocks[start:stop]
-    tied = [b.tied_parameters for b in mine]
-    again = sum(tied) - max(tied)  # counted by more than one block of this stage
-
-    def add(term: object, field: str) -> int:
-        assert callable(term)
-        total = sum(term(getattr(b, field), setting) for b in mine)
-        kind = "tied_parameters" if field == "parameters" else "tied_trainable"
-        same = [getattr(b, kind) for b in mine]
-        doubled = sum(term(t, setting) for t in same) - term(max(same), setting)
-        return int(total - doubled if again else total)
-
-    largest_two = sorted((gathered_bytes(b, setting) for b in mine), reverse=True)[:2]
-    parameters = (
-        add(parameter_bytes, "parameters")
-        + sum(largest_two)
-        + tied_gathered_bytes(max(tied), setting)
-    )
-    received = blocks[start - 1].boundary_bytes if start else 0
-    sent = blocks[stop - 1].boundary_bytes if stop < len(blocks) else 0
-    activations = activation_bytes(
-        mine, recompute, setting.in_flight(stage), received + sent, setting
-    )
-    buffers = (
-        max(working_bytes(b, setting) for b in mine)
-        + max((followed_bytes(b, setting) for b in mine[1:]), default=0)
-        + received
-        + sent
-    )
-    gradients = add(gradient_bytes, "trainable")
-    scratch = gradients + add(scratch_bytes, "trainable")
-    if setting.microbatches == 1:
-        kept = {b.name: b.input_bytes if b.name in recompute else b.saved_bytes for b in mine}
-        gradients = sum(late_gradient_bytes(b.trainable, kept[b.name], setting) for b in mine)
-    return StageMemory(
-        parameters=parameters,
-        gradients=gradients,
-        optimizer=add(optimizer_bytes, "trainable"),
-        activations=activations,
-        buffers=max(buffers, scratch - gradients - activations),
-    )
-
-
-def activation_bytes(
-    blocks: Sequence[BlockCost],
-    recompute: Collection[str],
-    in_flight: int,
-    passing: int,
-    setting: Setting,
-) -> int:
-    """Kept per micro-batch in flight, and the one recomputed block that is being rebuilt.
-
-    `passing`: bytes of the stage's input and output.
-    """
-    kept = sum(b.input_bytes if b.name in recompute else b.saved_bytes for b in blocks)
-    rebuilt = max((rebuilt_bytes(b, setting) for b in blocks if b.name in recompute), default=0)
-    return in_flight * (kept + passing) + rebuilt

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from autopar.cluster import Device
 from autopar.cost.attention_efficiency import BACKWARD_PRODUCTS, attention_seconds
 from autopar.cost.compute import OpTime, op_time
+from autopar.cost.experts import backward_flops, experts_time
 from autopar.cost.matmul_efficiency import matmul_rate, matmul_seconds
+from autopar.experts import EXPERTS
 from autopar.op_call import Fusion, OpCall, Operand
 from autopar.program import TensorType
 
@@ -62,6 +64,8 @@ def op_flops(op: OpCall, flops: float) -> tuple[float, float]:
         return flops, 0.0
     if op.op_name == "scaled_dot_product_attention":
         return flops, BACKWARD_PRODUCTS * flops if any(t.requires_grad for t in op.types) else 0.0
+    if op.op_name in EXPERTS:
+        return flops, backward_flops(op, flops)
     return flops, flops * sum(t.requires_grad for t in _multiplied(op))
 
 
@@ -86,6 +90,11 @@ def op_cost(op: OpCall, flops: float, device: Device) -> OpCost:
         return _contraction(op, flops, device)
     if op.op_name == "scaled_dot_product_attention" and flops:
         return _attention(op, flops, device)
+    if op.op_name in EXPERTS:
+        time = experts_time(op, device)
+        back, moved = op_flops(op, flops)[1], time.bytes_moved
+        seconds = time.forward.seconds
+        return OpCost(seconds, time.backward, flops, back, moved, time.forward.bound, time.weights)
     if op.fusion is not None and device.execution == "compile":
         return _fused(op, op.fusion, flops, device)
     moved = _bytes_moved(op)

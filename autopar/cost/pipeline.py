@@ -1,18 +1,26 @@
 """Pipeline schedules as action lists, and what happens when they run: one event after another.
 
 Interleaved 1F1B (Narayanan et al., SC21) gives every stage `chunks` parts of the model: chunk c of
-stage i is part c * stages + i of the whole chain. Micro-batches pass through in groups of as many
-as there are stages, one chunk after the other.
+stage i is part c * stages + i of the whole chain. Micro-batches pass through in rounds
+(`autopar.interleaving`), one chunk after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autopar.errors import UsageError
+from autopar.interleaving import round_size
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
+# Numbers kept at a time when many candidates are simulated together.
+LARGEST_TABLE = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +95,19 @@ def _interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> lis
             f"interleaved with {chunks} chunks on {stages} stages",
             next_step="give at least 2 stages and 2 chunks, or use 1f1b",
         )
-    units = list(_in_groups(stages, microbatches, chunks))
+    size = round_size(stages, microbatches)
+    units = list(_in_rounds(size, microbatches, chunks))
     forwards = [Action("F", i, c) for i, c in units]
     backwards = [Action("B", i, chunks - 1 - c) for i, c in units]
-    ahead = 2 * (stages - stage - 1) + (chunks - 1) * stages + 1
+    ahead = 2 * (stages - stage - 1) + (chunks - 1) * size + 1
     return _alternate(forwards, backwards, min(len(units), ahead))
 
 
-def _in_groups(stages: int, microbatches: int, chunks: int) -> Iterator[tuple[int, int]]:
+def _in_rounds(size: int, microbatches: int, chunks: int) -> Iterator[tuple[int, int]]:
     """(micro-batch, chunk) in the order of the forwards."""
-    for start in range(0, microbatches, stages):
+    for start in range(0, microbatches, size):
         for chunk in range(chunks):
-            for microbatch in range(start, min(start + stages, microbatches)):
+            for microbatch in range(start, min(start + size, microbatches)):
                 yield microbatch, chunk
 
 
@@ -110,6 +119,84 @@ def in_flight(order: Sequence[Action]) -> int:
         most = max(most, live)
         live -= 1 if action.kind == "B" else 0
     return most
+
+
+class _Step(NamedTuple):
+    """An action with its place: what it waits for are the steps `after` (-1: nothing) and the one
+    before it on the same stage; `boundary`: the border of parts that its input crosses, or -1."""
+
+    stage: int
+    part: int
+    forward: bool
+    after: int
+    boundary: int
+    action: Action
+
+
+@lru_cache(maxsize=16)
+def _order(schedule: str, stages: int, microbatches: int, chunks: int) -> tuple[_Step, ...]:
+    """The actions of all stages, each behind all that it waits for; no seconds are needed for it.
+
+    Raises `UsageError` when some action waits for what never comes.
+    """
+    parts = stages * chunks
+    orders = actions(schedule, stages, microbatches, chunks)
+    number: dict[tuple[int, str, int], int] = {}
+    position = [0] * stages
+    steps: list[_Step] = []
+    moved = True
+    while moved:
+        moved = False
+        for stage, order in enumerate(orders):
+            while position[stage] < len(order):
+                action = order[position[stage]]
+                part = action.chunk * stages + stage
+                key, boundary = _input_of(part, action, parts)
+                if key is not None and key not in number:
+                    break
+                after = -1 if key is None else number[key]
+                number[part, action.kind, action.microbatch] = len(steps)
+                steps.append(_Step(stage, part, action.kind == "F", after, boundary, action))
+                position[stage] += 1
+                moved = True
+    if len(steps) < sum(map(len, orders)):
+        raise UsageError(
+            f"{schedule} with {stages} stages, {chunks} chunks and {microbatches} micro-batches "
+            "waits for itself",
+            next_step=f"use a multiple of {stages} micro-batches",
+        )
+    return tuple(steps)
+
+
+def _input_of(part: int, action: Action, parts: int) -> tuple[tuple[int, str, int] | None, int]:
+    """(part, kind, micro-batch) of the action that makes the input, and the border it crosses."""
+    i = action.microbatch
+    if action.kind == "F":
+        return ((part - 1, "F", i), part - 1) if part else (None, -1)
+    return ((part + 1, "B", i), part) if part < parts - 1 else ((part, "F", i), -1)
+
+
+def finish_times(
+    forward: Sequence[float],
+    backward: Sequence[float],
+    microbatches: int,
+    schedule: str,
+    send: float | Sequence[float] = 0.0,
+    chunks: int = 1,
+) -> tuple[tuple[_Step, ...], list[float]]:
+    """When each action ends, in seconds from the start of the step; see `simulate`."""
+    parts = len(forward)
+    delay = [float(send)] * parts if isinstance(send, (int, float)) else [float(s) for s in send]
+    delay.append(0.0)  # at -1: no border is crossed
+    stages = parts // chunks
+    steps = _order(schedule, stages, microbatches, chunks)
+    clock, ends = [0.0] * stages, [0.0] * len(steps)
+    for number, (stage, part, ahead, after, boundary, _) in enumerate(steps):
+        start = clock[stage]
+        if after >= 0:
+            start = max(start, ends[after] + delay[boundary])
+        ends[number] = clock[stage] = start + (forward if ahead else backward)[part]
+    return steps, ends
 
 
 def simulate(
@@ -126,55 +213,56 @@ def simulate(
     A forward waits for the part before it, a backward for the part after it, and both for the
     stage itself. Events come back in the order of their start.
     """
-    parts = len(forward)
-    stages = parts // chunks
-    delay = [float(send)] * parts if isinstance(send, (int, float)) else [float(s) for s in send]
-    orders = actions(schedule, stages, microbatches, chunks)
-    done: dict[tuple[int, str, int], float] = {}
-    clock, position = [0.0] * stages, [0] * stages
-    events: list[Event] = []
-    moved = True
-    while moved:
-        moved = False
-        for stage in range(stages):
-            while position[stage] < len(orders[stage]):
-                action = orders[stage][position[stage]]
-                part = action.chunk * stages + stage
-                ready = _ready(part, action, parts, done, delay)
-                if ready is None:
-                    break
-                seconds = forward[part] if action.kind == "F" else backward[part]
-                start = max(clock[stage], ready)
-                clock[stage] = start + seconds
-                done[part, action.kind, action.microbatch] = clock[stage]
-                events.append(
-                    Event(stage, action.kind, action.microbatch, start, clock[stage], action.chunk)
-                )
-                position[stage] += 1
-                moved = True
+    steps, ends = finish_times(forward, backward, microbatches, schedule, send, chunks)
+    events = []
+    for step, end in zip(steps, ends, strict=True):
+        action = step.action
+        seconds = (forward if action.kind == "F" else backward)[step.part]
+        events.append(
+            Event(step.stage, action.kind, action.microbatch, end - seconds, end, action.chunk)
+        )
     return sorted(events, key=lambda e: (e.start, e.stage, e.end))
 
 
-def _ready(
-    part: int,
-    action: Action,
-    parts: int,
-    done: dict[tuple[int, str, int], float],
-    delay: Sequence[float],
-) -> float | None:
-    """When the input of an action has arrived; None while it has not been produced.
+def step_seconds(
+    forward: Sequence[float],
+    backward: Sequence[float],
+    microbatches: int,
+    schedule: str,
+    chunks: int = 1,
+) -> float:
+    """Seconds from the first start to the last end of `simulate`, without listing the events."""
+    _, ends = finish_times(forward, backward, microbatches, schedule, chunks=chunks)
+    return max(ends, default=0.0)
 
-    `part`: which part of the chain the action runs.
-    """
-    if action.kind == "F":
-        if part == 0:
-            return 0.0
-        sent = done.get((part - 1, "F", action.microbatch))
-        return None if sent is None else sent + delay[part - 1]
-    if part == parts - 1:
-        return done.get((part, "F", action.microbatch))
-    sent = done.get((part + 1, "B", action.microbatch))
-    return None if sent is None else sent + delay[part]
+
+def seconds_of_many(
+    forward: NDArray[np.float64],
+    backward: NDArray[np.float64],
+    microbatches: int,
+    schedule: str,
+    chunks: int = 1,
+) -> NDArray[np.float64]:
+    """`step_seconds` of many candidates at once; `forward`, `backward`: [parts, candidates]."""
+    parts, many = forward.shape
+    stages = parts // chunks
+    steps = _order(schedule, stages, microbatches, chunks)
+    clock = np.zeros((stages, many))
+    if len(steps) * many > LARGEST_TABLE and many > 1:
+        half = many // 2
+        left, right = (
+            seconds_of_many(forward[:, part], backward[:, part], microbatches, schedule, chunks)
+            for part in (slice(None, half), slice(half, None))
+        )
+        return np.concatenate([left, right])
+    ends = np.zeros((len(steps), many))
+    for number, (stage, part, ahead, after, _, _) in enumerate(steps):
+        now = clock[stage]
+        if after >= 0:
+            np.maximum(now, ends[after], out=now)
+        now += (forward if ahead else backward)[part]
+        ends[number] = now
+    return np.asarray(clock.max(axis=0))
 
 
 def makespan(events: Sequence[Event]) -> float:

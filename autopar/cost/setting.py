@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from autopar.cluster import Cluster
 from autopar.mesh import Mesh
@@ -46,15 +48,39 @@ class Practice:
 
     `overlap_gradients`, `overlap_gathers`: the data-parallel reduction of gradients hides behind
     the last backward, the gathering of parameters behind compute. `bucket_bytes`: fixed buffers
-    for communication. `block_seconds`: host work for each block and micro-batch that the device
-    waits for; `step_seconds`: the same once per step.
+    for communication. `gradient_buffer`: gradients of ZeRO-0 and 1 are one buffer that is there
+    from the start; a parameter's own is added to it at once (`each`) or at the end of a whole
+    backward (`end`). `gradient_buckets`: there is a copy of all gradients in the compute type
+    besides, which is reduced. `block_seconds`: host work for each block and micro-batch that the
+    device waits for; `step_seconds`: the same once per step.
     """
 
     overlap_gradients: bool = True
     overlap_gathers: bool = True
     bucket_bytes: int = 0
+    gradient_buffer: Literal["", "each", "end"] = ""
+    gradient_buckets: bool = False
     block_seconds: float = 0.0
     step_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One backward of a stage: `in_flight` micro-batches are alive when it starts. Before the
+    `first` of a step there are no gradients."""
+
+    in_flight: int
+    first: bool
+
+    @staticmethod
+    def fullest(in_flight: Sequence[int]) -> tuple[Phase, ...]:
+        """Of all backwards of a step, given their micro-batches alive, those that can be the
+        fullest moment: the first, unless as much is alive in one that has all gradients."""
+        first, later = in_flight[0], max(in_flight[1:], default=0)
+        phases = (Phase(first, True), Phase(later, False))
+        if not later:
+            return phases[:1]
+        return phases[1:] if later >= first else phases
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +115,11 @@ class Setting:
         """Over how many ranks optimizer state is split (1: every rank holds all of it)."""
         return self.mesh.dp if self.zero >= 1 else 1
 
+    @property
+    def fsdp(self) -> bool:
+        """Whether FSDP2 runs the blocks."""
+        return self.mesh.dp > 1 and self.zero > 0 and not self.practice.gradient_buffer
+
     def shard(self, elements: int) -> int:
         """Elements of `elements` on one rank, the largest share (FSDP2 pads to equal shares)."""
         return -(-elements // self.shards)
@@ -105,3 +136,12 @@ class Setting:
         if self.schedule == "gpipe":
             return self.microbatches
         return min(self.microbatches, self.mesh.pp - stage)
+
+    def phases(self, stage: int) -> tuple[Phase, ...]:
+        """The backwards of stage `stage` that can be its fullest moment: the first, and the one
+        after it. (1F1B brings one more forward between the two, while there are any.)"""
+        m, most = self.microbatches, self.in_flight(stage)
+        if self.mesh.pp == 1:
+            return Phase.fullest([1] * min(m, 2))
+        after = m - 1 if self.schedule == "gpipe" else min(m - 1, most)
+        return Phase.fullest([most, after] if m > 1 else [most])

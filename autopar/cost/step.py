@@ -50,7 +50,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from autopar.block_cost import BlockCost
+from autopar.block_cost import BlockCost, PartialRecompute
 from autopar.cost.collective import collective_time
 from autopar.cost.setting import Setting
 
@@ -126,6 +126,19 @@ def block_times(block: BlockCost, setting: Setting) -> BlockTimes:
     )
 
 
+def extra_seconds(block: BlockCost, again: PartialRecompute, setting: Setting) -> float:
+    """Seconds that recomputing a block in a given way adds to a micro-batch: they also hide
+    communication of its backward."""
+    hidden = 0.0
+    if setting.mesh.dp > 1 and setting.zero >= 2:
+        gather, reduce = dp_collectives(block, setting)
+        needed = reduce + (gather if setting.zero == 3 else 0.0)
+        hidden = exposed_gradients(needed, block.backward, setting) - exposed_gradients(
+            needed, block.backward + again.seconds, setting
+        )
+    return again.seconds - hidden
+
+
 @cache
 def overlap_slowdown() -> float:
     """Seconds that compute gets longer per second of communication behind it."""
@@ -180,15 +193,15 @@ def optimizer_seconds(trainable: int, setting: Setting) -> float:
     return setting.shard(trainable) * size / bandwidth
 
 
-def tied_seconds(blocks: Sequence[BlockCost], setting: Setting) -> float:
-    """Seconds to sum the gradient of the tied parameters over the stages that hold them.
+def tied_seconds(blocks: Sequence[BlockCost], group: str, setting: Setting) -> float:
+    """Seconds to sum the gradient of a `group` of tied parameters over the stages that hold them.
 
-    The group is taken as one stage per block that holds them, spread evenly over the pipeline.
+    They are taken as one stage per block that holds some, spread evenly over the pipeline.
     """
-    holders = [b.tied_trainable for b in blocks if b.tied_trainable]
+    holders = [n for b in blocks if (n := b.tied_as(group).trainable)]
     if setting.mesh.pp == 1 or len(holders) < 2:
         return 0.0
     nbytes = setting.shard(max(holders)) * setting.bytes.reduce
-    group = min(len(holders), setting.mesh.pp)
-    stride = setting.mesh.stride("pp") * (setting.mesh.pp // group)
-    return collective_time("all_reduce", nbytes, group, stride, setting.cluster)
+    ranks = min(len(holders), setting.mesh.pp)
+    stride = setting.mesh.stride("pp") * (setting.mesh.pp // ranks)
+    return collective_time("all_reduce", nbytes, ranks, stride, setting.cluster)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from autopar.plan_document import Plan
 from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts
 from autopar.report.format import count_text, percent_text
+from autopar.report.reruns import ops_text
 from autopar.report.text import decision_rows
 from autopar.units import format_bytes, format_seconds
 
@@ -48,14 +49,32 @@ def _decisions(a: Plan, b: Plan) -> list[tuple[str, str, str]]:
 def _cuts(a: Plan, b: Plan) -> list[tuple[str, str, str]]:
     """Stage cuts and recomputed blocks, as counts per stage."""
     rows = []
-    for name, field in (("blocks per stage", "blocks"), ("recomputed blocks", "recompute")):
+    fields = {
+        "blocks per stage": "blocks",
+        "recomputed blocks": "recompute",
+        "blocks recomputed in part": "selective",
+    }
+    for name, field in fields.items():
         x, y = ([getattr(stage, field) for stage in plan.stages] for plan in (a, b))
         if x != y:
             texts = [" ".join(str(len(stage)) for stage in side) for side in (x, y)]
             if texts[0] == texts[1]:
-                texts = ["; ".join(",".join(stage) or "-" for stage in side) for side in (x, y)]
+                texts = ["; ".join(_named(stage) or "-" for stage in side) for side in (x, y)]
             rows.append((name, texts[0], texts[1]))
+    for kind in dict.fromkeys((*a.reruns, *b.reruns)):
+        sets = [p.reruns.get(kind, {}) for p in (a, b)]
+        for label in dict.fromkeys((*sets[0], *sets[1])):
+            if sets[0].get(label) != sets[1].get(label):
+                texts = [ops_text(s[label]) if label in s else "absent" for s in sets]
+                rows.append((f"{kind}: {label} re-runs", texts[0], texts[1]))
     return rows
+
+
+def _named(stage: Mapping[str, str] | Sequence[str]) -> str:
+    """Names of blocks, with the label of their set if they have one."""
+    if isinstance(stage, Mapping):
+        return ",".join(f"{block} {label}" for block, label in stage.items())
+    return ",".join(stage)
 
 
 def _strategies(a: Plan, b: Plan) -> list[tuple[str, str, str, str]]:

@@ -8,6 +8,7 @@ from typing import Any
 from autopar.plan_document import Plan
 from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts, mesh_text
 from autopar.report.format import percent_text, plural
+from autopar.report.reruns import rerun_rows
 from autopar.units import format_bytes, format_seconds
 
 
@@ -15,13 +16,13 @@ def limits(plan: Plan) -> list[str]:
     """Sentences, the most important first; empty when the plan has no predictions."""
     facts = Facts.of(plan)
     found = [_largest(facts), _bubble(plan, facts), *_communication(plan, facts)]
-    found += [_recompute(plan, facts), _memory(facts), _activations(facts)]
+    found += [_recompute(plan, facts), _memory(plan, facts), _activations(facts)]
     return [sentence for sentence in found if sentence]
 
 
-def ideal_bubble(stages: int, microbatches: int) -> float:
-    """Idle fraction of a balanced GPipe or 1F1B pipeline: (p-1)/(m+p-1)."""
-    return (stages - 1) / (microbatches + stages - 1)
+def ideal_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
+    """Idle fraction of a balanced pipeline: (p-1)/(m+p-1); with v chunks (p-1)/(vm+p-1)."""
+    return (ranks - 1) / (chunks * microbatches + ranks - 1)
 
 
 def bubble(facts: Facts) -> float:
@@ -51,24 +52,38 @@ def _bubble(plan: Plan, facts: Facts) -> str:
     p, m = plan.mesh.pp, plan.microbatches
     if p == 1 or not facts.time_breakdown:
         return ""
-    real, ideal = bubble(facts), ideal_bubble(p, m)
+    v = plan.chunks
+    real, ideal = bubble(facts), ideal_bubble(p, m, v)
+    what = f"{p} stages" if v == 1 else f"{p} ranks with {v} chunks each"
+    formula = "(p-1)/(m+p-1)" if v == 1 else "(p-1)/(vm+p-1)"
     text = (
         f"The pipeline idles {percent_text(real)} of its time; a perfectly balanced one of "
-        f"{p} stages and {plural(m, 'micro-batch', 'micro-batches')} idles "
-        f"(p-1)/(m+p-1) = {percent_text(ideal)}."
+        f"{what} and {plural(m, 'micro-batch', 'micro-batches')} idles "
+        f"{formula} = {percent_text(ideal)}."
     )
-    loads = [float(s.get("forward", 0) + s.get("backward", 0)) for s in facts.stage_seconds]
+    if v > 1:
+        one = percent_text(ideal_bubble(p, m))
+        sends = format_seconds(facts.time_breakdown.get("pp_comm", 0.0))
+        text += f" With one chunk it would be {one}; {v} chunks send {v} times as much ({sends})."
+    stages = [float(s.get("forward", 0) + s.get("backward", 0)) for s in facts.stage_seconds]
+    loads = [sum(stages[rank::p]) for rank in range(p)] if stages else []
     if len(loads) > 1 and sum(loads) > 0:
         slowest, mean = max(range(len(loads)), key=loads.__getitem__), sum(loads) / len(loads)
         over = loads[slowest] / mean - 1
         if over >= 0.005:
             text += (
-                f" Stage {slowest} sets the pace with {format_seconds(loads[slowest])} per "
-                f"micro-batch, {percent_text(over)} above the mean of the stages."
+                f" {_holder(plan)} {slowest} sets the pace with {format_seconds(loads[slowest])} "
+                f"per micro-batch, {percent_text(over)} above the mean of the "
+                f"{_holder(plan).lower()}s."
             )
         else:
-            text += " The stages are balanced within 0.5 %."
+            text += f" The {_holder(plan).lower()}s are balanced within 0.5 %."
     return text
+
+
+def _holder(plan: Plan) -> str:
+    """What has a load and a memory of its own."""
+    return "Stage" if plan.chunks == 1 else "Rank"
 
 
 def _communication(plan: Plan, facts: Facts) -> list[str]:
@@ -89,18 +104,25 @@ def _recompute(plan: Plan, facts: Facts) -> str:
     share = facts.share("recompute")
     if not share:
         return ""
-    return f"Recomputing {plan.recompute_label.replace('full', 'all blocks')} in the backward " + (
-        f"costs {percent_text(share)} of the step; their activations are not kept."
-    )
+    label = plan.recompute_label.replace("full", "all blocks").replace("selective", "all in part")
+    text = f"Recomputing {label} in the backward costs {percent_text(share)} of the step"
+    rows = rerun_rows(plan)
+    if not rows:
+        return f"{text}; their activations are not kept."
+    return f"{text}: {'; '.join(f'{name} {value}' for name, value in rows)}."
 
 
-def _memory(facts: Facts) -> str:
+def _memory(plan: Plan, facts: Facts) -> str:
     at, limit = facts.fullest_stage, facts.memory_limit_bytes
     if at is None:
         return ""
     stage = facts.memory_per_stage[at]
     largest = max(MEMORY_TERMS, key=lambda k: stage[k])
-    where = f"Stage {at} is the fullest" if len(facts.memory_per_stage) > 1 else "A rank holds"
+    where = (
+        f"{_holder(plan)} {at} is the fullest"
+        if len(facts.memory_per_stage) > 1
+        else "A rank holds"
+    )
     text = f"{where}: {format_bytes(stage['total'])}"
     if limit:
         text += f" of {format_bytes(limit)} ({percent_text(stage['total'] / limit)})"

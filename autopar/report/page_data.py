@@ -23,7 +23,7 @@ def page_data(
     facts = Facts.of(plan)
     again = [float(stage.get("recompute", 0.0)) for stage in facts.stage_seconds]
     events = simulated(plan) if timeline is None else timeline
-    shown = window(split_recompute(events, again), plan.microbatches)
+    shown = window(split_recompute(events, again, plan.mesh.pp), plan.microbatches)
     data = {
         "memory": {
             "terms": list(MEMORY_TERMS),
@@ -36,9 +36,12 @@ def page_data(
             if facts.time_breakdown.get(term)
         ],
         "timeline": {
-            "stages": len(plan.stages),
+            "stages": plan.mesh.pp,
+            "chunks": plan.chunks,
             "note": shown.note,
-            "events": [[e.stage, e.kind, e.microbatch, e.start, e.end] for e in shown.events],
+            "events": [
+                [e.stage, e.kind, e.microbatch, e.start, e.end, e.chunk] for e in shown.events
+            ],
         },
         "blocks": [graph(fold(picture)) for picture in pictures],
     }

@@ -14,7 +14,8 @@ from autopar.report.format import count_text, flops_text, percent_text, plural
 from autopar.report.limits import cost_text, ideal_bubble, limits, proof
 from autopar.report.page_data import op_title
 from autopar.report.placements import short_module
-from autopar.report.text import decision_rows, span_text
+from autopar.report.reruns import recomputed_text
+from autopar.report.text import decision_rows, span_text, stage_name
 from autopar.report.words import MAIN_OPS, placement_words, strategy_words
 from autopar.units import format_bytes, format_seconds
 
@@ -72,7 +73,9 @@ def _tiles(plan: Plan, facts: Facts) -> str:
             under = f"{fits}: {used} of {format_bytes(limit)}, {under}"
         tiles.append(("memory, fullest rank", format_bytes(facts.peak_bytes), under))
     if facts.time_breakdown:
-        ideal = f"ideal {percent_text(ideal_bubble(p, m))} for p={p}, m={m}"
+        v = plan.chunks
+        chunks = f", v={v}" if v > 1 else ""
+        ideal = f"ideal {percent_text(ideal_bubble(p, m, v))} for p={p}, m={m}{chunks}"
         under = ideal if p > 1 else "no pipeline"
         tiles.append(("bubble", percent_text(facts.share("bubble")), under))
     gap = facts.search.get("gap")
@@ -135,8 +138,8 @@ def _stage_rows(plan: Plan, facts: Facts) -> str:
     for index, stage in enumerate(plan.stages):
         times = facts.stage_seconds[index] if index < len(facts.stage_seconds) else {}
         shown = [format_seconds(times[k]) if k in times else "–" for k in ("forward", "backward")]
-        recompute = str(len(stage.recompute)) if stage.recompute else "–"
-        rows.append([str(index), escape(span_text(stage.blocks)), recompute, *shown])
+        recompute = escape(recomputed_text(stage)) or "–"
+        rows.append([stage_name(plan, index), escape(span_text(stage.blocks)), recompute, *shown])
     return _table(("stage", "blocks", "recomputed", "forward", "backward"), rows, words=2)
 
 

@@ -11,6 +11,7 @@ from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts, mesh_text
 from autopar.report.format import count_text, percent_text, plural
 from autopar.report.limits import cost_text, limits, neighbours, others, proof
 from autopar.report.placements import block_words
+from autopar.report.reruns import recomputed_text, rerun_rows
 from autopar.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def show(plan: Plan, pictures: Sequence[BlockPicture] = ()) -> Group:
         parts.append(Text.assemble(*_joined(results)))
     parts += [_decisions(plan), _stages(plan, facts)]
     if facts.memory_per_stage:
-        parts.append(_memory(facts))
+        parts.append(_memory(plan, facts))
     if facts.time_breakdown:
         parts.append(_times(facts))
     parts.append(_placements(plan, pictures))
@@ -77,7 +78,19 @@ def headline(plan: Plan) -> str:
 
 
 def schedule_name(plan: Plan) -> str:
+    if plan.schedule == "interleaved":
+        return f"interleaved 1F1B with {plan.chunks} chunks"
     return {"gpipe": "GPipe", "1f1b": "1F1B"}.get(plan.schedule, plan.schedule)
+
+
+def stage_name(plan: Plan, stage: int) -> str:
+    """The number of a stage, and of the pp rank that holds it where ranks hold several."""
+    return str(stage) if plan.chunks == 1 else f"{stage} (rank {stage % plan.mesh.pp})"
+
+
+def holder(plan: Plan) -> str:
+    """What a row of memory or of the timeline is of: a stage, or a rank that holds several."""
+    return "stage" if plan.chunks == 1 else "rank"
 
 
 def decision_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -140,6 +153,8 @@ def _decisions(plan: Plan) -> Table:
     table = Table.grid(padding=(0, 2))
     for name, value in decision_rows(plan):
         table.add_row(Text(name, "dim"), Text(value))
+        for label, text in rerun_rows(plan) if name == "recompute" else ():
+            table.add_row(Text(""), Text(f"{label} {text}"))
     return table
 
 
@@ -148,22 +163,22 @@ def _stages(plan: Plan, facts: Facts) -> Table:
     for index, stage in enumerate(plan.stages):
         times = facts.stage_seconds[index] if index < len(facts.stage_seconds) else {}
         table.add_row(
-            str(index),
+            stage_name(plan, index),
             span_text(stage.blocks),
-            str(len(stage.recompute) or "-"),
+            recomputed_text(stage) or "-",
             *(format_seconds(times[k]) if k in times else "-" for k in ("forward", "backward")),
         )
     return table
 
 
-def _memory(facts: Facts) -> Table:
+def _memory(plan: Plan, facts: Facts) -> Table:
     table = plain_table("memory", *(_SHORT.get(k, k) for k in MEMORY_TERMS), "total", "of limit")
     for index, stage in enumerate(facts.memory_per_stage):
         row = [format_bytes(stage[k]) for k in (*MEMORY_TERMS, "total")]
         limit = facts.memory_limit_bytes
         row.append(percent_text(stage["total"] / limit) if limit else "-")
         fullest = index == facts.fullest_stage and len(facts.memory_per_stage) > 1
-        table.add_row(f"stage {index}", *row, style="bold" if fullest else "")
+        table.add_row(f"{holder(plan)} {index}", *row, style="bold" if fullest else "")
     return table
 
 

@@ -16,7 +16,7 @@ SHOWN = 24
 
 
 class Event(Protocol):
-    """Anything with these five, a simulator's own record too; seconds from the step's start."""
+    """Anything with these six, a simulator's own record too; seconds from the step's start."""
 
     @property
     def stage(self) -> int: ...
@@ -28,17 +28,21 @@ class Event(Protocol):
     def start(self) -> float: ...
     @property
     def end(self) -> float: ...
+    @property
+    def chunk(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineEvent:
-    """`kind` is forward, recompute or backward (or another word, drawn in grey)."""
+    """`kind` is forward, recompute or backward (or another word, drawn in grey). `stage`: the row,
+    which is a rank where ranks hold several `chunk`s (counted from 0)."""
 
     stage: int
     kind: str
     microbatch: int
     start: float
     end: float
+    chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +61,28 @@ def simulated(plan: Plan) -> Sequence[Event]:
     ):
         return []
     forward, backward = ([float(s[k]) for s in stages] for k in ("forward", "backward"))
-    return simulate(forward, backward, plan.microbatches, plan.schedule)
+    return simulate(forward, backward, plan.microbatches, plan.schedule, chunks=plan.chunks)
 
 
-def split_recompute(events: Iterable[Event], recompute: list[float]) -> list[TimelineEvent]:
+def split_recompute(
+    events: Iterable[Event], recompute: list[float], rows: int | None = None
+) -> list[TimelineEvent]:
     """Cut the recomputation off the front of each backward.
 
-    `recompute[stage]` is in seconds per micro-batch. Events that have their own recompute records
+    `recompute[chunk * rows + stage]` is in seconds per micro-batch; `rows`: how many stages (or
+    ranks, where they hold chunks) there are. Events that have their own recompute records
     keep them. The kinds `F` and `B` are spelled out.
     """
     own = [
-        TimelineEvent(e.stage, _KINDS.get(e.kind, e.kind), e.microbatch, e.start, e.end)
+        TimelineEvent(e.stage, _KINDS.get(e.kind, e.kind), e.microbatch, e.start, e.end, e.chunk)
         for e in events
     ]
     if any(e.kind == "recompute" for e in own):
         return own
     result = []
     for event in own:
-        first = recompute[event.stage] if event.stage < len(recompute) else 0.0
+        part = event.chunk * (rows or 0) + event.stage
+        first = recompute[part] if part < len(recompute) else 0.0
         if event.kind == "backward" and 0 < first < event.end - event.start:
             middle = event.start + first
             result += [replace(event, kind="recompute", end=middle), replace(event, start=middle)]

@@ -11,7 +11,12 @@ LOSSES = {
     "cross_entropy", "cross_entropy_loss", "nll_loss", "vocab_cross_entropy", "token_cross_entropy",
     "mse_loss",
 }  # fmt: skip
-EXPERTS = {"experts", "grouped_mm", "_grouped_mm"}
+EXPERTS = {"experts", "own_experts", "exchanged_experts", "grouped_mm", "_grouped_mm"}
+EXPERT_WORDS = {
+    "e": "expert-parallel",
+    "i": "tensor-parallel inside experts",
+    "t,e": "expert-parallel, all-to-all",
+}
 NORMS = {"layer_norm", "rms_norm", "native_layer_norm", "_fused_rms_norm"}
 RENAMES = {
     "view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "slice",
@@ -64,7 +69,9 @@ def _special_words(op: str, factor: str) -> str:
         return "context-parallel"
     if op in LOSSES and factor in ("c", "v"):
         return "vocab-parallel"
-    if op in LOSSES and factor == "t" or op in MATMULS and factor == "m":
+    if op in EXPERTS and factor in EXPERT_WORDS:
+        return EXPERT_WORDS[factor]
+    if op in LOSSES | EXPERTS and factor == "t" or op in MATMULS and factor == "m":
         return "token-parallel"
     return ""
 

@@ -10,6 +10,7 @@ from autopar.rules import (
     attention,
     convolution,
     einsum,
+    experts,
     indexing,
     lookup,
     losses,
@@ -179,7 +180,11 @@ RULES: dict[str, RuleFunction] = {
     **dict.fromkeys(losses.ELEMENTWISE, losses.elementwise),
     "cosine_embedding_loss": losses.embedding_pairs,
     "triplet_margin_loss": losses.triplets,
+    # Mixture of experts.
+    "experts": experts.experts,
 }
+# Ops of our own that capture puts into graphs.
+_OWN = frozenset(["autopar::experts"])
 
 
 def rule_for(op: OpCall) -> Rule | None:
@@ -198,9 +203,9 @@ def rule_for(op: OpCall) -> Rule | None:
 
 
 def _built_in(op: OpCall) -> RuleFunction | None:
-    """Only torch's own ops: another library's `linear` may be anything."""
+    """Torch's ops and ours alone: another library's `linear` may be anything."""
     namespace, _, _ = op.registered_name.rpartition("::")
-    if namespace not in ("", "aten"):
+    if namespace not in ("", "aten") and op.registered_name not in _OWN:
         return None
     name = op.op_name
     if name not in RULES and op.writes_in_place and not name.startswith("_"):

@@ -39,10 +39,11 @@ class Rule:
     holds their size). `linear`: sets of operands that may together be
     partial sums while the result is then one too. `additive`: operands that are added to the
     result (a bias): when a contracted factor is sharded they must be partial as well.
-    `local_ops`: for a factor, the `autopar` op that computes it on shards, and `outcomes` the
-    placement of the results then. `divided`: for a factor, the names of integer arguments that a
-    rank gets divided by the number of ranks (the groups of a convolution). `random`: the op draws
-    random numbers; ranks draw their own on shards. `flops`: of the forward.
+    `together`: pairs of factors that can be sharded over the same ranks, with the `autopar` op that
+    exchanges what is missing. `local_ops`: for a factor, the `autopar` op that computes it on
+    shards, and `outcomes` the placement of the results then. `divided`: for a factor, the names of
+    integer arguments that a rank gets divided by the number of ranks (the groups of a convolution).
+    `random`: the op draws random numbers; ranks draw their own on shards. `flops`: of the forward.
     """
 
     operands: tuple[Dims, ...]
@@ -57,6 +58,7 @@ class Rule:
     fixed: frozenset[str] = frozenset()
     divided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     random: bool = False
+    together: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         def dims(tensor: Dims) -> str:

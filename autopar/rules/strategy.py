@@ -14,7 +14,8 @@ class Strategy:
     """What each operand must be and what all results then are.
 
     `name` is the text a plan holds: `replicate`, `replicate*` (gradients stay terms of a sum),
-    `shard F` (factor F) or `partial I` (operands I are terms of a sum, and so is the result).
+    `shard F` (factor F), `shard F,G` (each tensor by the one it has) or `partial I` (operands I are
+    terms of a sum, and so is the result).
     `share`: the part of the op's FLOPs that one rank does. `local_op`: the `autopar` op that takes
     the place of the original on shards, if the original would be wrong there. `divided`: names of
     the integer arguments that a rank gets divided by the number of ranks.
@@ -44,6 +45,10 @@ def strategies(op: OpCall, rule: Rule | None, ranks: int) -> list[Strategy]:
         found.append(Strategy("replicate*", tuple(_whole(g) for g in grads), ReplicatePartialGrad))
     for factor in rule.sizes:
         strategy = _shard(rule, factor, grads, result_grad, ranks)
+        if strategy is not None:
+            found.append(strategy)
+    for pair, local_op in rule.together.items():
+        strategy = _shard_together(rule, pair, local_op, grads, ranks)
         if strategy is not None:
             found.append(strategy)
     for operands in rule.linear:
@@ -96,6 +101,25 @@ def _shard(
         rule.local_ops.get(factor, ""),
         rule.divided.get(factor, ()),
     )
+
+
+def _shard_together(
+    rule: Rule, pair: tuple[str, str], local_op: str, grads: tuple[bool, ...], ranks: int
+) -> Strategy | None:
+    """Every tensor sharded by the one of two factors that it has."""
+    for factor in pair:
+        size = rule.sizes[factor]
+        if factor in rule.whole | rule.fixed or size < ranks or size % ranks:
+            return None
+    placements: list[Placement] = []
+    for dims in (*rule.operands, *rule.results):
+        at = [p for p in (_position(dims, factor) for factor in pair) if p is not None]
+        if len(at) != 1 or at[0] == _MINOR:
+            return None
+        placements.append(Shard(at[0]))
+    name = f"shard {','.join(pair)}"
+    operands = tuple(placements[: len(grads)])
+    return Strategy(name, operands, placements[len(grads)], 1.0 / ranks, local_op)
 
 
 _MINOR = -2

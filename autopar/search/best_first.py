@@ -1,11 +1,12 @@
 """The queue of the outer search: by lower bound, until none can be better.
 
 A configuration enters the queue with the bound of the provider's optimistic prices. When it is
-first it comes back as one entry per placement alternative, with the bound of what their placement
+first, an interleaved one comes back with the bound over its family of cuts; then a configuration
+comes back as one entry per placement alternative, with the bound of what their placement
 costs; then with the bound of the full price; and is solved exactly (`stages`) when it is still
 first. Everything left in the queue when the best plan meets the smallest bound is
 proven no better. Among equal plans the simpler one wins: lower ZeRO level, no sequence-parallel
-boundary, smaller tp, smaller pp, larger micro-batch.
+boundary, smaller tp, smaller pp, fewer chunks, larger micro-batch.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from autopar.block_cost import Alternative, ChainCost, CostProvider
 from autopar.cost.setting import Setting
 from autopar.errors import UsageError
 from autopar.mesh import Mesh
-from autopar.search import columns, stages
-from autopar.search.bounds import bound
+from autopar.search import columns, interleaved, stages
+from autopar.search.bounds import bound, cut_seconds
 from autopar.search.options import SearchOptions, stage_starts
 from autopar.search.result import Choice
 
@@ -31,7 +33,7 @@ TIE = 1e-9
 OTHER_SOLVES = 60
 # and for how many of them the provider is asked for prices that the search did not need.
 OTHER_WAITS = 4
-Tie = tuple[int, bool, int, int, int, int]
+Tie = tuple[int, bool, int, int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,9 @@ class Stage(IntEnum):
     """What the bound of a queue entry rests on."""
 
     OPTIMISTIC = 0
-    SKETCHED = 1
-    PRICED = 2
+    CUT = 1
+    SKETCHED = 2
+    PRICED = 3
 
 
 @dataclass(order=True)
@@ -132,6 +135,21 @@ class _Entry:
     stage: Stage
 
 
+def solve_stages(
+    chain: columns.Chain,
+    setting: Setting,
+    limit: float,
+    recompute: str,
+    starts: Sequence[int] | None,
+    cutoff: float = float("inf"),
+) -> stages.StageSolution | None:
+    """The inner search of a setting: `stages`, or `interleaved` where ranks hold chunks."""
+    given: dict[str, Any] = {"recompute": recompute, "starts": starts, "cutoff": cutoff}
+    if setting.chunks > 1:
+        return interleaved.solve(chain, setting, limit, **given)
+    return stages.solve(columns.build(chain, setting), limit, **given)
+
+
 class BestFirst:
     """State of one best-first search."""
 
@@ -141,6 +159,7 @@ class BestFirst:
         self.prices, self.settings, self.limit = prices, found, limit
         pins = options.pins
         self.recompute = pins.recompute or "auto"
+        self.free = self.recompute == "auto"
         self.boundary = pins.boundary
         self.starts = stage_starts(pins, prices.provider.block_names)
         self.best: Choice | None = None
@@ -163,10 +182,18 @@ class BestFirst:
         if least.peak > self.limit:
             self.count["pruned by memory floor"] += 1
             return
-        mesh = setting.mesh
+        mesh, seconds = setting.mesh, max(least.seconds, floor)
+        if setting.chunks > 1 and stage is not Stage.OPTIMISTIC and self.starts is None:
+            best = self.best.step_seconds if self.best else float("inf")
+            sums, exact = stage is Stage.SKETCHED, stage is Stage.PRICED and self.free
+            least_cut = cut_seconds(chain, setting, self.limit, best, sums=sums, exact=exact)
+            seconds = max(seconds, least_cut)
+            if seconds == float("inf"):
+                self.count["pruned by memory floor"] += 1
+                return
         split = alternative >= 0 and self.prices.boundary_of(setting, alternative) != "R"
-        tie = (setting.zero, split, mesh.tp, mesh.pp, -setting.microbatch, alternative)
-        seconds = max(least.seconds, floor)
+        order = (setting.zero, split, mesh.tp, mesh.pp, setting.chunks)
+        tie: Tie = (*order, -setting.microbatch, alternative)
         heapq.heappush(self.queue, _Entry(seconds, tie, index, alternative, stage))
 
     def run(self, deadline: float | None, progress: Callable[[Progress], None] | None) -> float:
@@ -222,7 +249,10 @@ class BestFirst:
     def _expand(self, entry: _Entry) -> None:
         """Learn more about an entry: which alternatives it stands for, or its full price."""
         setting = self.settings[entry.index]
-        if entry.stage is Stage.OPTIMISTIC:
+        if entry.stage is Stage.OPTIMISTIC and setting.chunks > 1:
+            self._push(self.prices.optimistic(setting), entry.index, -1, Stage.CUT, entry.bound)
+            return
+        if entry.stage < Stage.SKETCHED:
             for number in self.prices.alternatives(setting, self.boundary):
                 sketch = self.prices.sketch(setting, number)
                 self._push(sketch, entry.index, number, Stage.SKETCHED, entry.bound)
@@ -234,13 +264,7 @@ class BestFirst:
         """The best plan of one configuration, if it is below `cutoff` seconds."""
         setting = self.settings[index]
         cost, chain = self.prices.chain(setting, alternative)
-        found = stages.solve(
-            columns.build(chain, setting),
-            self.limit,
-            recompute=self.recompute,
-            starts=self.starts,
-            cutoff=cutoff,
-        )
+        found = solve_stages(chain, setting, self.limit, self.recompute, self.starts, cutoff)
         if found is None:
             return None
         choice = Choice.of(setting, cost, found)

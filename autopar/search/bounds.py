@@ -8,11 +8,16 @@ of cuts and recomputation, and stay valid when the prices themselves are lower b
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from autopar.block_cost import BlockCost
+from autopar.block_cost import BlockCost, Tied, tie_groups
 from autopar.cost import memory
-from autopar.cost.setting import Setting
+from autopar.cost.block_moment import gathered_bytes, inside_bytes
+from autopar.cost.setting import Phase, Setting
 from autopar.cost.step import BlockTimes, block_times, dp_collectives, exposed
+from autopar.search import interleaved
+from autopar.search.any_chunks import AnyChunks
+from autopar.search.chunk_times import ChunkTimes
 from autopar.search.columns import Chain, Ints
 
 
@@ -30,6 +35,28 @@ def bound(chain: Chain, setting: Setting, *, sums: bool = False) -> Bound:
     `sums`: only the sum of forward and backward is known of a block, not how it divides.
     """
     return Bound(_seconds(chain, setting, sums), _peak(chain, setting))
+
+
+def cut_seconds(
+    chain: Chain,
+    setting: Setting,
+    limit: float,
+    target: float = float("inf"),
+    *,
+    sums: bool = False,
+    exact: bool = False,
+) -> float:
+    """`bound` of an interleaved setting over its family of cuts, in seconds; `inf` where none of
+    them can fit. Above `target` it need not be tight. `sums`: as for `bound`; `exact`: the prices
+    are no lower bounds, so that what memory asks for can be told."""
+    times = _times(chain, AnyChunks(setting), sums)
+    return interleaved.family_bound(chain, setting, times, limit, target, exact=exact)
+
+
+@lru_cache(maxsize=2048)
+def _times(chain: Chain, key: AnyChunks, sums: bool) -> ChunkTimes:
+    of = _sum_times if sums else block_times
+    return ChunkTimes.of(chain, [of(b, key.setting) for b in chain.distinct], key.setting)
 
 
 def _sum_times(block: BlockCost, setting: Setting) -> BlockTimes:
@@ -62,52 +89,116 @@ def _exposed(gathers: float, gradients: float, hiding: float, setting: Setting) 
     return gathers + gradients - hidden + exposed(hidden, hiding)
 
 
-def _seconds(chain: Chain, setting: Setting, sums: bool) -> float:
-    pp, m = setting.mesh.pp, setting.microbatches
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    """Seconds over all blocks, sums and extremes."""
+
+    kept: float
+    longest: float
+    first: float
+    least_first: float
+    least_send: float
+    end: float
+    longest_end: float
+    end_first: float
+    least_end_first: float
+
+
+@lru_cache(maxsize=16384)
+def _totals(chain: Chain, key: AnyChunks, sums: bool) -> _Totals:
+    setting = key.setting
     times = [(_sum_times if sums else block_times)(b, setting) for b in chain.distinct]
     kept = chain.seconds(times, lambda t: t.kept)
     sends = chain.seconds(times, lambda t: t.send)
     first = chain.seconds(times, lambda t: t.first_gather)
     end = chain.seconds(times, lambda t: t.end_dp + t.end_tp + t.end_optimizer)
     end_first = chain.seconds(times, lambda t: t.end_first)
-    total = float(kept.sum() + first[0] + (pp - 1) * first.min())
-    if pp > 1:
-        total += 2 * (pp - 1) * float(sends[:-1].min())
-    slowest = max(total / pp, float(kept.max()))
-    end_total = float(end.sum() + end_first[0] + (pp - 1) * end_first.min())
-    return total + (m - 1) * slowest + max(end_total / pp, float(end.max()))
+    return _Totals(
+        *(float(kept.sum()), float(kept.max()), float(first[0]), float(first.min())),
+        float(sends[:-1].min()) if setting.mesh.pp > 1 else 0.0,
+        *(float(end.sum()), float(end.max()), float(end_first[0]), float(end_first.min())),
+    )
+
+
+def _seconds(chain: Chain, setting: Setting, sums: bool) -> float:
+    pp, m = setting.mesh.pp, setting.microbatches
+    parts, t = pp * setting.chunks, _totals(chain, AnyChunks(setting), sums)
+    total = t.kept + t.first + (parts - 1) * (t.least_first + 2 * t.least_send)
+    slowest = max(total / pp, t.longest)
+    end = max((t.end + t.end_first + (pp - 1) * t.least_end_first) / pp, t.longest_end)
+    # Interleaved, a rank is busy for all micro-batches, and one of them goes through all parts.
+    return (total + (m - 1) * slowest if setting.chunks == 1 else max(m * slowest, total)) + end
 
 
 def _peak(chain: Chain, setting: Setting) -> int:
     pp = setting.mesh.pp
-    states = _states_of(chain, setting)
-    kept = chain.ints(
-        lambda b: memory.held_bytes(b.trainable, min(b.saved_bytes, b.input_bytes), setting)
+    if setting.chunks > 1:
+        return _interleaved_peak(chain, setting)
+    # Earlier stages have no fewer micro-batches in flight.
+    return max(_peak_in(chain, setting, phase) for phase in setting.phases(pp - 1))
+
+
+def _peak_in(chain: Chain, setting: Setting, phase: Phase) -> int:
+    """A bound on the fullest rank at the fullest moment of one of its backwards."""
+    pp, most = setting.mesh.pp, phase.in_flight
+    states = _states_of(chain, setting, not phase.first)
+    kept = chain.ints(lambda b: b.least_kept)
+    everywhere = tie_groups(chain.blocks)
+    extra = chain.ints(inside_bytes) + chain.ints(
+        lambda b: gathered_bytes(b, setting, rooted=everywhere)
     )
-    extra = chain.ints(
-        lambda b: memory.working_bytes(b, setting) + memory.gathered_bytes(b, setting)
-    )
-    fewest = setting.in_flight(pp - 1)
-    alone = states + fewest * kept + extra
-    held_by_all = _states_of(chain, setting, tied=True)
-    twice = int(held_by_all.sum() - held_by_all.max())
+    alone = states + most * kept + extra
+    twice = _held_twice(chain, setting, not phase.first)
+    # What a stage sends is kept per micro-batch.
     boundary = chain.ints(lambda b: b.boundary_bytes)
-    passing = 0
-    if pp > 1:
-        # Each boundary passes both sides of itself: held per micro-batch, and once under way.
-        passing = 2 * (pp - 1) * (fewest + 1) * int(boundary[:-1].min())
-    together = int(states.sum() + fewest * kept.sum() + extra.max()) + passing - twice
+    passing = (pp - 1) * most * int(boundary[:-1].min()) if pp > 1 else 0
+    # The last block of the chain works last in its stage, when all is kept; so do others.
+    together = int(states.sum() + most * kept.sum() + extra[-1]) + passing - twice
     return max(int(alone.max()), together // pp)
 
 
-def _states_of(chain: Chain, setting: Setting, *, tied: bool = False) -> Ints:
-    """Parameters, gradients and optimizer state of every block, or of its tied parameters alone;
-    with one micro-batch gradients are in `memory.held_bytes`."""
-    many = setting.microbatches > 1
-    return chain.ints(
-        lambda b: (
-            memory.parameter_bytes(b.tied_parameters if tied else b.parameters, setting)
-            + many * memory.gradient_bytes(b.tied_trainable if tied else b.trainable, setting)
-            + memory.optimizer_bytes(b.tied_trainable if tied else b.trainable, setting)
-        )
+def _interleaved_peak(chain: Chain, setting: Setting) -> int:
+    alone, together, boundary = _one_of_each(chain, AnyChunks(setting))
+    pp = setting.mesh.pp
+    # Each boundary passes both sides of itself: held per micro-batch, and once under way.
+    crossed = (pp * setting.chunks - 1) + (pp - 1)
+    return max(alone, (together + 2 * crossed * boundary) // pp)
+
+
+@lru_cache(maxsize=16384)
+def _one_of_each(chain: Chain, key: AnyChunks) -> tuple[int, int, int]:
+    """Bytes of the largest block, of all blocks, and of the smallest boundary, with one micro-batch
+    in flight: when the last chunk begins, all others of its rank are held too."""
+    setting = key.setting
+    states = _states_of(chain, setting, setting.microbatches > 1)
+    kept = chain.ints(lambda b: memory.held_bytes(b.trainable, b.least_kept, setting))
+    extra = chain.ints(
+        lambda b: memory.working_bytes(b, setting) + memory.gathered_bytes(b, setting)
+    )
+    twice = _held_twice(chain, setting, setting.microbatches > 1)
+    boundary = chain.ints(lambda b: b.boundary_bytes)
+    together = int(states.sum() + kept.sum() + extra.max()) - twice
+    return int((states + kept + extra).max()), together, int(boundary[:-1].min())
+
+
+def _states_of(chain: Chain, setting: Setting, gradients: bool) -> Ints:
+    """Parameters, optimizer state and, if they are there, gradients of every block."""
+    return chain.ints(lambda b: _states(b, setting, gradients))
+
+
+def _held_twice(chain: Chain, setting: Setting, gradients: bool) -> int:
+    """What the states of all blocks count too often where one rank holds all blocks of each group
+    of tied parameters."""
+    found = 0
+    for group in tie_groups(chain.blocks):
+        same = chain.tied(group, lambda t: _states(t, setting, gradients))
+        found += int(same.sum() - same.max())
+    return found
+
+
+def _states(held: BlockCost | Tied, setting: Setting, gradients: bool) -> int:
+    return (
+        memory.parameter_bytes(held.parameters, setting)
+        + gradients * memory.gradient_bytes(held.trainable, setting)
+        + memory.optimizer_bytes(held.trainable, setting)
     )

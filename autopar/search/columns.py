@@ -1,27 +1,38 @@
 """Prices of every interval of blocks as one stage: tables that the cut search reads.
 
 Tables have shape [n, n + 1]: entry [a, b] is the stage that holds blocks a .. b-1. Only what
-depends on the stage's position, the number of micro-batches in flight, is left out;
-`Columns.in_flight` has it.
+depends on the stage's position, the number of micro-batches in flight, is left out
+(`autopar.search.moment_tables` has it).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import TypeVar
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.block_cost import BlockCost
-from autopar.cost import memory
+from autopar.block_cost import BlockCost, tie_groups
+from autopar.cost.fullest_moment import kind_of
 from autopar.cost.setting import Setting
-from autopar.cost.step import BlockTimes, block_times, tied_seconds
+from autopar.cost.step import BlockTimes, block_times, extra_seconds, tied_seconds
+from autopar.search.chain import Chain, Floats, Ints, interval_max, interval_sum
+from autopar.search.moment_tables import MomentTables, moment_tables
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Number = TypeVar("Number", np.float64, np.int64)
+__all__ = ["Chain", "Columns", "Floats", "Ints", "build", "interval_max", "interval_sum"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to recompute a block of sort `sort`: the seconds that it adds to a micro-batch, the
+    bytes that it frees per micro-batch, and its kind in the tables of memory."""
+
+    sort: int
+    label: str
+    extra: float
+    gain: int
+    kind: int
 
 
 @dataclass(frozen=True)
@@ -29,78 +40,30 @@ class Columns:
     """All that the stage search needs to know.
 
     Per interval: `seconds` of one micro-batch without recomputation, `end` seconds once per step,
-    `fixed` bytes, `flight` bytes per micro-batch in flight without recomputation, `scratch` bytes
-    of the optimizer step (all that is alive in it). Per block: what recomputation adds in seconds
-    (`extra`), what it frees per micro-batch in flight (`gain`), what it rebuilds (`saved`).
+    bytes (`memory`), and whether it can be a stage (`legal`: the runtime's pipeline needs a
+    parameter on every one). `which`: of each block its sort; `ways`: all ways to recompute a block
+    of a sort.
     """
 
     seconds: Floats
     end: Floats
-    fixed: Ints
-    flight: Ints
-    scratch: Ints
-    extra: Floats
-    gain: Ints
-    saved: Ints
-    in_flight: tuple[int, ...]
+    which: Ints
+    ways: tuple[Way, ...]
+    memory: MomentTables
     microbatches: int
+    legal: NDArray[np.bool_]
 
     @property
     def blocks(self) -> int:
-        return len(self.extra)
+        return len(self.which)
+
+    @property
+    def sorts(self) -> range:
+        return range(int(self.which.max()) + 1)
 
     @property
     def stages(self) -> int:
-        return len(self.in_flight)
-
-
-def interval_sum(values: NDArray[Number]) -> NDArray[Number]:
-    """[a, b] -> values[a] + ... + values[b - 1]."""
-    total = np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])
-    return np.asarray(total[None, :] - total[:-1, None])
-
-
-def interval_max(values: Ints, *, second: bool = False) -> Ints:
-    """[a, b] -> the largest (or second largest, 0 if there is none) of values[a:b]; values >= 0."""
-    n = len(values)
-    upper = np.where(np.arange(n)[None, :] >= np.arange(n)[:, None], values[None, :], 0)
-    largest = np.maximum.accumulate(upper, axis=1)
-    if second:
-        before = np.zeros_like(largest)
-        before[:, 1:] = largest[:, :-1]
-        largest = np.maximum.accumulate(np.minimum(before, upper), axis=1)
-    table = np.zeros((n, n + 1), np.int64)
-    table[:, 1:] = largest
-    return table
-
-
-class Chain:
-    """The blocks of a chain with the distinct prices among them, so that each is computed once."""
-
-    def __init__(self, blocks: Sequence[BlockCost]) -> None:
-        self.blocks = tuple(blocks)
-        names = [f.name for f in fields(BlockCost) if f.name not in ("name", "kind")]
-        known: dict[tuple[object, ...], int] = {}
-        self.distinct: list[BlockCost] = []
-        which = []
-        for block in self.blocks:
-            key = tuple(getattr(block, name) for name in names)
-            if key not in known:
-                known[key] = len(self.distinct)
-                self.distinct.append(block)
-            which.append(known[key])
-        self.which = np.array(which, np.int64)
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def ints(self, get: Callable[[BlockCost], int]) -> Ints:
-        """`get` of every block, in order."""
-        return np.asarray(np.array([get(b) for b in self.distinct], np.int64)[self.which])
-
-    def seconds(self, times: Sequence[BlockTimes], get: Callable[[BlockTimes], float]) -> Floats:
-        """`get` of every block's times, in order; `times` are those of `distinct`."""
-        return np.asarray(np.array([get(t) for t in times], np.float64)[self.which])
+        return len(self.memory.phases)
 
 
 def build(blocks: Chain | Sequence[BlockCost], setting: Setting) -> Columns:
@@ -119,73 +82,47 @@ def build(blocks: Chain | Sequence[BlockCost], setting: Setting) -> Columns:
     seconds[:, 1:] += sends_out[None, :]
     end = interval_sum(of(lambda t: t.end_dp + t.end_tp + t.end_optimizer))
     end += of(lambda t: t.end_first)[:, None]
-    fixed, flight, scratch = _memory(chain, setting)
-    saved = chain.ints(lambda b: memory.held_bytes(b.trainable, b.saved_bytes, setting))
+    tables = moment_tables(chain, setting)
     return Columns(
         seconds=seconds,
         end=_with_tied_sync(end, chain, setting),
-        fixed=fixed,
-        flight=flight,
-        scratch=scratch,
-        extra=of(lambda t: t.extra),
-        gain=saved - chain.ints(lambda b: memory.held_bytes(b.trainable, b.input_bytes, setting)),
-        saved=chain.ints(lambda b: memory.rebuilt_bytes(b, setting)),
-        in_flight=tuple(setting.in_flight(i) for i in range(setting.mesh.pp)),
+        which=chain.which,
+        ways=_ways(chain, setting, tables.kinds),
+        memory=tables,
         microbatches=setting.microbatches,
+        legal=_legal(chain, setting),
     )
+
+
+def _ways(chain: Chain, setting: Setting, kinds: Sequence[tuple[int, int]]) -> tuple[Way, ...]:
+    number = {kind: index for index, kind in enumerate(kinds)}
+    return tuple(
+        Way(
+            sort,
+            option.label,
+            extra_seconds(block, option, setting),
+            block.saved_bytes - option.kept,
+            number[kind_of(block, option)],
+        )
+        for sort, block in enumerate(chain.distinct)
+        for option in block.options
+    )
+
+
+def _legal(chain: Chain, setting: Setting) -> NDArray[np.bool_]:
+    n = len(chain)
+    some = np.arange(n + 1)[None, :] > np.arange(n)[:, None]
+    if setting.mesh.pp == 1:
+        return np.asarray(some)
+    return np.asarray(some & (interval_sum(chain.ints(lambda b: b.parameters)) > 0))
 
 
 def _with_tied_sync(end: Floats, chain: Chain, setting: Setting) -> Floats:
     """Add the sum over stages of tied gradients where an interval holds some, not all, of them."""
-    seconds = tied_seconds(chain.blocks, setting)
-    if seconds == 0.0:
-        return end
-    holds = chain.ints(lambda b: 1 if b.tied_trainable else 0)
-    count = interval_sum(holds)
-    split = (count > 0) & (count < holds.sum())
-    return np.asarray(end + np.where(split, seconds, 0.0))
-
-
-def _memory(chain: Chain, setting: Setting) -> tuple[Ints, Ints, Ints]:
-    """`fixed`, `flight` and `scratch` of all intervals, by the model of `autopar.cost.memory`."""
-    per_block = chain.ints
-    tied = per_block(lambda b: b.tied_parameters)
-
-    def held(term: Callable[[int, Setting], int], *, trained: bool = True) -> Ints:
-        once = interval_sum(
-            per_block(lambda b: term(b.trainable if trained else b.parameters, setting))
-        )
-        if not tied.any():
-            return np.asarray(once)
-        same = per_block(
-            lambda b: term(b.tied_trainable if trained else b.tied_parameters, setting)
-        )
-        return np.asarray(once - (interval_sum(same) - interval_max(same)))
-
-    gathered = per_block(lambda b: memory.gathered_bytes(b, setting))
-    resident = (
-        held(memory.parameter_bytes, trained=False)
-        + held(memory.optimizer_bytes)
-        + interval_max(gathered)
-        + interval_max(gathered, second=True)
-        + interval_max(per_block(lambda b: memory.tied_gathered_bytes(b.tied_parameters, setting)))
-    )
-    boundary = per_block(lambda b: b.boundary_bytes)
-    sent, received = boundary.copy(), np.concatenate([np.zeros(1, np.int64), boundary[:-1]])
-    sent[-1] = 0
-    buffers = (
-        interval_max(per_block(lambda b: memory.working_bytes(b, setting))) + received[:, None]
-    )
-    buffers[:, 1:] += sent[None, :]
-    # All but the first block of a stage have one before them that works while they are reduced.
-    buffers[:-1] += interval_max(per_block(lambda b: memory.followed_bytes(b, setting)))[1:]
-    flight = interval_sum(
-        per_block(lambda b: memory.held_bytes(b.trainable, b.saved_bytes, setting))
-    )
-    flight += received[:, None]
-    flight[:, 1:] += sent[None, :]
-    gradients = held(memory.gradient_bytes)
-    scratch = resident + gradients + held(memory.scratch_bytes)
-    if setting.microbatches > 1:
-        resident = resident + gradients
-    return np.asarray(resident + buffers), np.asarray(flight), np.asarray(scratch)
+    for group in tie_groups(chain.blocks):
+        seconds = tied_seconds(chain.blocks, group, setting)
+        holds = chain.tied(group, lambda t: 1 if t.trainable else 0)
+        count = interval_sum(holds)
+        split = (count > 0) & (count < holds.sum())
+        end = np.asarray(end + np.where(split, seconds, 0.0))
+    return end

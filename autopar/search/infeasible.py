@@ -125,7 +125,7 @@ def _changes(options: SearchOptions, *, other_prices: bool) -> list[tuple[str, S
         )
     free("recompute")
     free("microbatch", "microbatches")
-    free("schedule")
+    free("schedule", "chunks")
     free("zero")
     free("boundary")
     free("cuts")

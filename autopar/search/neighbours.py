@@ -62,10 +62,11 @@ def _changes(best: Choice, cluster: Cluster, degrees: list[int], blocks: int) ->
         zero=best.zero if mesh.dp > 1 else None,
         microbatch=best.microbatch,
         schedule=best.schedule if mesh.pp > 1 else None,
+        chunks=best.chunks if mesh.pp > 1 else None,
         boundary=best.boundary if mesh.tp > 1 else None,
     )
     # What another mesh can't keep follows from it.
-    moved = replace(kept, zero=None, schedule=None, boundary=None)
+    moved = replace(kept, zero=None, schedule=None, chunks=None, boundary=None)
     for tp in _beside(degrees, mesh.tp):
         if cluster.size % (tp * mesh.pp) == 0:
             yield _Change(f"TP {tp}", replace(moved, tp=tp, zero=_level(best, mesh.pp * tp)))
@@ -78,18 +79,32 @@ def _changes(best: Choice, cluster: Cluster, degrees: list[int], blocks: int) ->
             yield _Change(f"ZeRO-{zero}", replace(kept, zero=zero))
     for size in (best.microbatch // 2, 2 * best.microbatch):
         if size:
-            yield _Change(f"micro-batch of {size}", replace(kept, microbatch=size, schedule=None))
+            pins = replace(kept, microbatch=size, schedule=None, chunks=None)
+            yield _Change(f"micro-batch of {size}", pins)
     for recompute in ("none", "full"):
         if best.recompute_label != recompute:
             text = "no recomputation" if recompute == "none" else "full recomputation"
             yield _Change(text, replace(kept, recompute=recompute))
     if mesh.pp > 1:
-        other = "gpipe" if best.schedule == "1f1b" else "1f1b"
-        yield _Change(f"schedule {other}", replace(kept, schedule=other))
+        yield from _schedules(best, kept, blocks)
     if mesh.tp > 1:
         other = "R" if best.boundary != "R" else "S(1)"
         text = "no sequence parallelism" if other == "R" else "sequence parallelism"
         yield _Change(text, replace(kept, boundary=other))
+
+
+def _schedules(best: Choice, kept: Pins, blocks: int) -> Iterator[_Change]:
+    """GPipe or 1F1B, and with more or fewer chunks (of a 1F1B plan: the best number of them)."""
+    other = "gpipe" if best.schedule == "1f1b" else "1f1b"
+    yield _Change(f"schedule {other}", replace(kept, schedule=other, chunks=1))
+    if best.chunks == 1:
+        if 2 * best.mesh.pp <= blocks:
+            pins = replace(kept, schedule="interleaved", chunks=None)
+            yield _Change("schedule interleaved", pins)
+        return
+    for chunks in (best.chunks - 1, best.chunks + 1):
+        if 1 < chunks <= blocks // best.mesh.pp:
+            yield _Change(f"{chunks} chunks", replace(kept, chunks=chunks))
 
 
 def _level(best: Choice, ranks: int) -> int | None:

@@ -12,8 +12,8 @@ from autopar.cost.setting import OPTIMIZER_STATES, PRECISION
 from autopar.errors import UsageError
 from autopar.plan_document import BOUNDARY, SCHEDULES
 
-_NUMBERS = ("tp", "pp", "dp", "microbatch", "microbatches")
-RECOMPUTE = ("none", "full")
+_NUMBERS = ("tp", "pp", "dp", "microbatch", "microbatches", "chunks")
+RECOMPUTE = ("none", "selective", "full")
 WEIGHTS = ("any", "split")
 
 
@@ -21,9 +21,10 @@ WEIGHTS = ("any", "split")
 class Pins:
     """Decisions that are not searched; None is free.
 
-    `microbatch`: size on one data-parallel rank; `microbatches`: how many per step; `cuts`: the
-    first block of every stage but the first (or of every stage). `weights`: `split` stores every
-    weight matrix sliced over tp where a dim divides.
+    `microbatch`: size on one data-parallel rank; `microbatches`: how many per step; `chunks`:
+    stages of every pp rank, above 1 for the interleaved schedule; `cuts`: the first block of every
+    stage but the first (or of every stage). `weights`: `split` stores every weight matrix sliced
+    over tp where a dim divides.
     """
 
     tp: int | None = None
@@ -33,6 +34,7 @@ class Pins:
     microbatch: int | None = None
     microbatches: int | None = None
     schedule: str | None = None
+    chunks: int | None = None
     recompute: str | None = None
     boundary: str | None = None
     weights: str | None = None
@@ -186,12 +188,53 @@ def check_pins(
             next_step=f"choose pp of at most {len(names)}",
         )
     starts = stage_starts(pins, names)
-    if starts is not None and pins.pp is not None and pins.pp != len(starts):
+    _check_chunks(pins, len(names))
+    pp = cut_ranks(pins, starts)
+    if starts is not None and (pp == 0 or pins.pp not in (None, pp)):
+        each = f" of {pins.chunks} for each pp rank" if pins.chunks else ""
         raise UsageError(
-            f"pp={pins.pp}, but the cuts make {len(starts)} stages", next_step="pin one of the two"
+            f"pp={pins.pp}, but the cuts make {len(starts)} stages{each}"
+            if pins.pp
+            else f"the cuts make {len(starts)} stages, not a multiple of chunks={pins.chunks}",
+            next_step="pin one of the two",
         )
-    _check_world(pins, cluster.size, len(starts) if starts is not None else pins.pp)
+    _check_world(pins, cluster.size, pp)
     _check_batch(pins, global_batch)
+
+
+def cut_ranks(pins: Pins, starts: Sequence[int] | None) -> int | None:
+    """The pp that pinned cuts make (0: they are no multiple of the chunks), else the pinned pp."""
+    if starts is None:
+        return pins.pp
+    ranks, rest = divmod(len(starts), pins.chunks or 1)
+    return 0 if rest else ranks
+
+
+def _check_chunks(pins: Pins, blocks: int) -> None:
+    """Chunks and schedule fit each other and the chain."""
+    chunks, schedule = pins.chunks, pins.schedule
+    if schedule is not None and chunks is not None and (schedule == "interleaved") != (chunks > 1):
+        raise UsageError(
+            f"schedule={schedule} with chunks={chunks}",
+            next_step="interleaved has chunks of 2 or more, the other schedules have 1",
+        )
+    interleaved = schedule == "interleaved" or (chunks or 1) > 1
+    if interleaved and pins.pp == 1:
+        raise UsageError(
+            "schedule=interleaved with pp=1", next_step="pin pp of at least 2, or free it"
+        )
+    if schedule == "interleaved" and pins.cuts is not None and chunks is None:
+        raise UsageError(
+            "schedule=interleaved with cuts, but without chunks",
+            next_step="pin chunks too: the cuts make pp x chunks stages",
+        )
+    parts = (pins.pp or 2) * (chunks or 2)
+    if interleaved and parts > blocks:
+        raise UsageError(
+            f"pp={pins.pp or 2} x chunks={chunks or 2} is {parts} stages, but the model has"
+            f" {blocks} blocks",
+            next_step="choose fewer stages or chunks",
+        )
 
 
 def _check_world(pins: Pins, world: int, pp: int | None) -> None:

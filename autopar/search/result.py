@@ -10,7 +10,7 @@ from autopar.block_cost import ChainCost
 from autopar.cost.evaluate import Evaluation
 from autopar.cost.setting import Setting
 from autopar.mesh import Mesh
-from autopar.plan_document import StagePlan
+from autopar.plan_document import StagePlan, recompute_label
 from autopar.search.stages import StageSolution
 
 
@@ -31,9 +31,16 @@ class Choice:
     @staticmethod
     def of(setting: Setting, chain: ChainCost, found: StageSolution) -> Choice:
         names = [b.name for b in chain.blocks]
+        partials = found.partial or ({},) * len(found.recompute)
         stages = tuple(
-            StagePlan(tuple(names[a:b]), tuple(names[i] for i in again))
-            for a, b, again in zip(found.cuts, found.cuts[1:], found.recompute, strict=False)
+            StagePlan(
+                tuple(names[a:b]),
+                tuple(names[i] for i in again),
+                {names[i]: label for i, label in partial.items()},
+            )
+            for a, b, again, partial in zip(
+                found.cuts, found.cuts[1:], found.recompute, partials, strict=False
+            )
         )
         return Choice(setting, chain, stages, found.objective, found.peaks)
 
@@ -54,6 +61,10 @@ class Choice:
         return self.setting.schedule
 
     @property
+    def chunks(self) -> int:
+        return self.setting.chunks
+
+    @property
     def zero(self) -> int:
         return self.setting.zero
 
@@ -71,16 +82,26 @@ class Choice:
 
     @property
     def recompute_label(self) -> str:
-        """`none`, `full`, or `k/n blocks`."""
-        done = sum(len(s.recompute) for s in self.stages)
-        total = sum(len(s.blocks) for s in self.stages)
-        return "none" if not done else "full" if done == total else f"{done}/{total} blocks"
+        return recompute_label(self.stages)
+
+    @property
+    def reruns(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        """The sets of ops that blocks recomputed in part use, by kind and label."""
+        priced = {b.name: b for b in self.chain.blocks}
+        found: dict[str, dict[str, tuple[str, ...]]] = {}
+        for stage in self.stages:
+            for name, label in stage.selective.items():
+                block = priced[name]
+                found.setdefault(block.kind, {})[label] = block.option(label).ops
+        return {kind: dict(sorted(sets.items())) for kind, sets in found.items()}
 
     def describe(self) -> str:
-        """One line: mesh, micro-batches, ZeRO level, recomputation, boundary."""
+        """One line: mesh, micro-batches, schedule, ZeRO level, recomputation, boundary."""
+        chunks = f" with {self.chunks} chunks" if self.chunks > 1 else ""
         return (
-            f"{self.mesh}, {self.microbatches} micro-batches of {self.microbatch}, {self.schedule},"
-            f" ZeRO-{self.zero}, recompute {self.recompute_label}, boundary {self.boundary}"
+            f"{self.mesh}, {self.microbatches} micro-batches of {self.microbatch},"
+            f" {self.schedule}{chunks}, ZeRO-{self.zero}, recompute {self.recompute_label},"
+            f" boundary {self.boundary}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,6 +109,7 @@ class Choice:
             "mesh": self.mesh.to_dict(),
             "microbatch": {"size": self.microbatch, "count": self.microbatches},
             "schedule": self.schedule,
+            "chunks": self.chunks,
             "zero": self.zero,
             "recompute": self.recompute_label,
             "boundary": self.boundary,

@@ -3,28 +3,31 @@
 `smallest_memory` minimises the fullest rank's bytes over given configurations. For one of them that
 is exact: the least a stage can take is found over all sets of recomputed blocks (the best set
 recomputes everything that frees memory and rebuilds no more than some size), and cuts minimise the
-largest of these by dynamic programming. Configurations whose bound is above the best are skipped.
+largest of these by dynamic programming; for an interleaved one it is exact over the families of
+`interleaved`. Configurations whose bound is above the best are skipped.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 
+from autopar.block_cost import FULL
 from autopar.cost.setting import Setting
-from autopar.search import columns, stages
-from autopar.search.best_first import Prices
+from autopar.search import columns, interleaved
+from autopar.search.best_first import Prices, solve_stages
 from autopar.search.bounds import bound
-from autopar.search.columns import Columns, Floats, Ints, interval_max, interval_sum
+from autopar.search.columns import Columns, Floats, Ints, interval_sum
 from autopar.search.options import SearchOptions, stage_starts
 from autopar.search.partition import smallest_maximum
 from autopar.search.result import Choice
 from autopar.search.stages import legal_intervals
 
-# Beyond this many distinct block sizes not every threshold of `least_bytes` is tried.
-THRESHOLDS = 64
+# Beyond this many distinct kinds of blocks not every threshold of `least_bytes` is tried.
+THRESHOLDS = 16
 
 
 def smallest_memory(
@@ -48,14 +51,17 @@ def smallest_memory(
                 heapq.heappush(queue, (floor, zero, index, number))
             continue
         _, chain = prices.chain(setting, alternative)
-        peak = least_peak(columns.build(chain, setting), recompute, starts)
+        if setting.chunks > 1:
+            peak = interleaved.least_peak(chain, setting, recompute, starts)
+        else:
+            peak = least_peak(columns.build(chain, setting), recompute, starts)
         if peak is not None and (best is None or peak < best):
             best, where = peak, (index, alternative)
     if best is None or where is None:
         return None
     setting = settings[where[0]]
     cost, chain = prices.chain(setting, where[1])
-    found = stages.solve(columns.build(chain, setting), best, recompute=recompute, starts=starts)
+    found = solve_stages(chain, setting, best, recompute, starts)
     if found is None:
         return None
     return Choice.of(setting, cost, found)
@@ -69,7 +75,7 @@ def least_peak(
     if side < 1:
         return None
     legal = legal_intervals(table, np.inf, starts)
-    least = [least_bytes(table, k, recompute).astype(np.float64) for k in table.in_flight]
+    least = [least_bytes(table, i, recompute).astype(np.float64) for i in range(table.stages)]
     cost: Floats = np.stack(
         [
             np.where(legal, bytes_, np.inf)[i : i + side, i + 1 : i + 1 + side]
@@ -80,21 +86,39 @@ def least_peak(
     return int(peak) if np.isfinite(peak) else None
 
 
-def least_bytes(table: Columns, in_flight: int, recompute: str = "auto") -> Ints:
-    """The fewest bytes of every interval over all sets of recomputed blocks."""
-    base = table.fixed + in_flight * table.flight
-    everything = base - in_flight * interval_sum(table.gain) + interval_max(table.saved)
+def least_bytes(table: Columns, stage: int, recompute: str = "auto") -> Ints:
+    """The fewest bytes of every interval as a stage over all sets of recomputed blocks."""
+    memory = table.memory
+    shape = (len(memory.kinds), *memory.flight.shape)
+    none = np.zeros(shape, bool)
+    counts = [interval_sum((table.which == sort).astype(np.int64)) for sort in table.sorts]
+    best = memory.peaks(stage, np.zeros_like(memory.flight), none)
+    ways = [w for w in table.ways if recompute != "selective" or w.label != FULL]
     if recompute == "full":
-        return np.asarray(np.maximum(everything, table.scratch))
-    best = base
-    if recompute == "auto":
-        useful = table.gain > 0
-        sizes = np.unique(table.saved[useful])
-        if len(sizes) > THRESHOLDS:
-            sizes = sizes[np.linspace(0, len(sizes) - 1, THRESHOLDS).astype(np.int64)]
-        for size in sizes:
-            chosen = useful & (table.saved <= size)
-            freed = interval_sum(np.where(chosen, table.gain, 0))
-            rebuilt = interval_max(np.where(chosen, table.saved, 0))
-            best = np.minimum(best, base - in_flight * freed + rebuilt)
-    return np.asarray(np.maximum(best, table.scratch))
+        gain, kinds = np.zeros_like(memory.flight), none
+        for way in (w for w in ways if w.label == FULL):
+            gain = gain + way.gain * counts[way.sort]
+            kinds[way.kind] |= counts[way.sort] > 0
+        return memory.peaks(stage, gain, kinds)
+    if recompute == "none":
+        return best
+    # Everything that frees memory and rebuilds no more than some kind does, in each phase.
+    limits = [memory.moments(phase).again for phase in memory.phases[stage]]
+    tried = np.linspace(0, len(memory.kinds) - 1, min(len(memory.kinds), THRESHOLDS))
+    for most in product(tried.astype(np.int64), repeat=len(limits)):
+        can = np.logical_and.reduce(
+            [again <= again[k] for again, k in zip(limits, most, strict=True)]
+        )
+        gain, kinds = np.zeros_like(memory.flight), np.zeros(shape, bool)
+        for sort in table.sorts:
+            own = np.zeros_like(memory.flight)
+            taken = np.full(memory.flight.shape, -1, np.int64)
+            for way in (w for w in ways if w.sort == sort):
+                better = can[way.kind] & (way.gain > own)
+                own, taken = np.where(better, way.gain, own), np.where(better, way.kind, taken)
+            held = counts[sort] > 0
+            gain = gain + np.where(held, own * counts[sort], 0)
+            for kind in {w.kind for w in ways if w.sort == sort}:
+                kinds[kind] |= held & (taken == kind)
+        best = np.minimum(best, memory.peaks(stage, gain, kinds))
+    return best

@@ -8,11 +8,15 @@ from collections.abc import Container, Sequence
 from autopar.block_cost import CostProvider
 from autopar.cluster import Cluster
 from autopar.cost.setting import Setting
+from autopar.interleaving import refused
 from autopar.mesh import Mesh
-from autopar.search.options import SearchOptions, stage_starts
+from autopar.search.options import Pins, SearchOptions, cut_ranks, stage_starts
 
 # More micro-batch sizes than this are thinned out to powers of two.
 FEW = 12
+# The free search tries no more chunks; a pin may ask for more. Each chunk more saves less of the
+# bubble, (p-1)/(vm+p-1), and sends as much again.
+MOST_CHUNKS = 8
 
 
 def divisors(number: int) -> list[int]:
@@ -41,7 +45,11 @@ def settings(
     pins, names = options.pins, provider.block_names
     allowed = set(provider.microbatch_sizes(options.global_batch))
     starts = stage_starts(pins, names)
-    stages = pins.pp if starts is None else len(starts)
+    stages = cut_ranks(pins, starts)
+    held = provider.holds_parameters
+    # The runtime's pipeline needs a parameter on every stage.
+    most = max(1, sum(held))
+    what = f"{len(names)} blocks" if all(held) else f"{most} of {len(names)} blocks with parameters"
     for tp in tp_degrees:
         if cluster.size % tp or pins.tp not in (None, tp):
             continue
@@ -50,14 +58,25 @@ def settings(
             mesh = Mesh(pp, dp, tp)
             if stages not in (None, pp) or pins.dp not in (None, dp):
                 continue
-            if pp > len(names):
-                left_out[f"more stages than the {len(names)} blocks"] += 1
+            if pp > most:
+                left_out[f"more stages than the {what}"] += 1
+            elif starts is not None and not _all_hold(starts, held):
+                left_out["a stage of the given cuts holds no parameter, as every one needs"] += 1
             elif options.global_batch % dp:
                 left_out[f"global batch {options.global_batch} does not divide over dp"] += 1
             else:
-                found += _of_mesh(mesh, cluster, options, allowed, left_out)
+                found += _of_mesh(mesh, cluster, options, allowed, (most, what), left_out)
     notes = [f"left out {count} x: {reason}" for reason, count in sorted(left_out.items())]
+    if not all(held) and any(s.mesh.pp > 1 for s in found):
+        alone = ", ".join(n for n, holds in zip(names, held, strict=True) if not holds)
+        notes.append(f"no stage holds only {alone}: a pipeline stage needs a parameter")
     return found, notes
+
+
+def _all_hold(starts: Sequence[int], held: Sequence[bool]) -> bool:
+    """Whether every stage of given first blocks has a block that holds a parameter."""
+    edges = [*starts, len(held)]
+    return len(starts) == 1 or all(any(held[a:b]) for a, b in zip(edges, edges[1:], strict=False))
 
 
 def _of_mesh(
@@ -65,9 +84,11 @@ def _of_mesh(
     cluster: Cluster,
     options: SearchOptions,
     allowed: Container[int],
+    most: tuple[int, str],
     left_out: Counter[str],
 ) -> list[Setting]:
-    """Micro-batches, schedule and ZeRO levels of one mesh."""
+    """Micro-batches, schedule and ZeRO levels of one mesh. `most`: parts that the chain can be cut
+    into, and of what there are as many."""
     pins, samples = options.pins, options.global_batch // mesh.dp
     if pins.microbatch is not None:
         sizes = [pins.microbatch] if samples % pins.microbatch == 0 else []
@@ -88,29 +109,56 @@ def _of_mesh(
         if size not in allowed:
             left_out["the model was captured with another, fixed batch size"] += 1
             continue
-        schedule = _schedule(mesh, count, pins.schedule, left_out)
-        if schedule is None:
-            continue
-        for zero in _zero_levels(mesh, pins.zero):
-            found.append(
-                Setting(
-                    cluster, mesh, size, count, schedule, zero, options.precision, options.optimizer
-                )
-            )
+        kinds = [(s, 1) for s in _schedule(mesh, count, pins, left_out)]
+        kinds += [("interleaved", c) for c in _chunks(mesh, count, pins, most, left_out)]
+        given = options.precision, options.optimizer
+        found += [
+            Setting(cluster, mesh, size, count, schedule, zero, *given, chunks)
+            for schedule, chunks in kinds
+            for zero in _zero_levels(mesh, pins.zero)
+            if chunks == 1 or zero in _interleaved_levels(pins, left_out)
+        ]
     return found
 
 
-def _schedule(
-    mesh: Mesh, microbatches: int, pinned: str | None, left_out: Counter[str]
-) -> str | None:
+def _schedule(mesh: Mesh, microbatches: int, pins: Pins, left_out: Counter[str]) -> list[str]:
     """1F1B where it is legal: GPipe takes the same time and never less memory."""
+    if pins.schedule == "interleaved" or (pins.chunks or 1) > 1:
+        return []
     if microbatches >= mesh.pp:
-        return pinned or "1f1b"
+        return [pins.schedule or "1f1b"]
     # torch.distributed.pipelining.Schedule1F1B raises on fewer micro-batches than stages.
-    if pinned == "1f1b":
+    if pins.schedule == "1f1b":
         left_out["1f1b needs at least as many micro-batches as stages (torch Schedule1F1B)"] += 1
-        return None
-    return "gpipe"
+        return []
+    return ["gpipe"]
+
+
+def _chunks(
+    mesh: Mesh, microbatches: int, pins: Pins, most: tuple[int, str], left_out: Counter[str]
+) -> list[int]:
+    """How many chunks each pp rank may have under interleaved 1F1B."""
+    without = pins.schedule not in (None, "interleaved") or pins.chunks == 1
+    if without or mesh.pp == 1 or (pins.cuts is not None and pins.chunks is None):
+        return []
+    if microbatches == 1:
+        left_out["one micro-batch has nothing to interleave with"] += 1
+        return []
+    if reason := refused(mesh.pp, microbatches):
+        left_out[f"interleaved: {reason}"] += 1
+        return []
+    fit = most[0] // mesh.pp
+    if pins.chunks is not None:
+        if pins.chunks > fit:
+            left_out[f"more stages than the {most[1]}"] += 1
+        return [pins.chunks] if pins.chunks <= fit else []
+    # As many chunks as blocks allow of 1, 2, ... each: numbers between these split unevenly.
+    full = sorted({fit // size for size in range(1, fit + 1)} - {0, 1})
+    if fit > MOST_CHUNKS:
+        left_out[f"more than {MOST_CHUNKS} chunks per pp rank (they can be pinned)"] += 1
+    if fit > len(full) + 1:
+        left_out["numbers of chunks that split unevenly (they can be pinned)"] += 1
+    return [count for count in full if count <= MOST_CHUNKS]
 
 
 def _zero_levels(mesh: Mesh, pinned: int | None) -> tuple[int, ...]:
@@ -118,3 +166,12 @@ def _zero_levels(mesh: Mesh, pinned: int | None) -> tuple[int, ...]:
     if pinned is not None:
         return (pinned,)
     return (0,) if mesh.dp == 1 else (0, 1, 2, 3)
+
+
+def _interleaved_levels(pins: Pins, left_out: Counter[str]) -> tuple[int, ...]:
+    """ZeRO levels of the interleaved schedules that are searched: 2 and 3 scatter or gather every
+    part again for every micro-batch, as many times as there are chunks."""
+    if pins.zero is not None or pins.chunks is not None or pins.schedule is not None:
+        return (0, 1, 2, 3)
+    left_out["ZeRO-2 and 3 with more than one chunk (they can be pinned)"] = 1
+    return (0, 1)

@@ -9,14 +9,18 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.block_cost import FULL
 from autopar.search import knapsack
-from autopar.search.columns import Columns, Floats, Ints, interval_max, interval_sum
+from autopar.search.columns import Columns, Floats, Ints, Way, interval_sum
+from autopar.search.knapsack_frontier import KnapsackFrontiers
+from autopar.search.moment_tables import NEVER
 from autopar.search.partition import (
     Partition,
     Table,
@@ -29,11 +33,15 @@ from autopar.search.partition import (
 RATIO_GROUPS = 16
 BATCH = 20000
 SINGLES = 96
+# What `recompute` has to be for a block to be recomputed whole, or in part.
+WHOLE = ("auto",)
+PARTIAL = ("auto", "selective")
 
 
 @dataclass(frozen=True)
 class StageSolution:
-    """`cuts[i]` to `cuts[i + 1]` are the blocks of stage i; `recompute[i]` their indexes.
+    """`cuts[i]` to `cuts[i + 1]` are the blocks of stage i; `recompute[i]` the indexes of those
+    that are recomputed whole; `partial[i]` the label of their set for those recomputed in part.
 
     `peaks`: bytes of each stage as the tables count them.
     """
@@ -43,6 +51,7 @@ class StageSolution:
     cuts: tuple[int, ...]
     recompute: tuple[tuple[int, ...], ...]
     peaks: tuple[int, ...]
+    partial: tuple[Mapping[int, str], ...] = ()
 
 
 def solve(
@@ -55,8 +64,9 @@ def solve(
 ) -> StageSolution | None:
     """The best cuts and recomputed blocks whose stages all fit in `limit` bytes.
 
-    `recompute`: `auto`, or `none` / `full` for all blocks; `starts`: the first block of every
-    stage, when given. None when nothing fits, or nothing is below `cutoff` seconds.
+    `recompute`: `auto`, `selective` (in part, or not), or `none` / `full` for all blocks; `starts`:
+    the first block of every stage, when given. None when nothing fits, or nothing is below
+    `cutoff` seconds.
     """
     if columns.stages > columns.blocks:
         return None
@@ -82,28 +92,37 @@ class _Search:
     ) -> None:
         self.columns = columns
         self.side = columns.blocks - columns.stages + 1
-        self.full = recompute == "full"
-        self.items, self.which = knapsack.distinct_items(columns.extra, columns.gain, columns.saved)
-        if recompute != "auto":
-            self.items, self.which = _no_items(columns.blocks)
-        one_hot = self.which[:, None] == np.arange(len(self.items))[None, :]
+        memory = columns.memory
+        self.full = {w.sort: w for w in columns.ways if w.label == FULL}
+        self.whole = recompute == FULL
+        one_hot = columns.which[:, None] == np.array(columns.sorts)[None, :]
         self.count_before = np.concatenate(
-            [np.zeros((1, len(self.items)), np.int64), np.cumsum(one_hot, axis=0)]
+            [np.zeros((1, one_hot.shape[1]), np.int64), np.cumsum(one_hot, axis=0)]
         )
-        seconds, flight, rebuilt = columns.seconds, columns.flight, None
-        if self.full:
-            seconds = seconds + interval_sum(columns.extra)
-            flight = flight - interval_sum(columns.gain)
-            rebuilt = interval_max(columns.saved)
+        seconds = columns.seconds
+        if self.whole:
+            extra = np.array([self.full[int(sort)].extra for sort in columns.which])
+            seconds = seconds + interval_sum(extra)
         fits = legal_intervals(columns, limit, starts)
-        base = columns.fixed if rebuilt is None else columns.fixed + rebuilt
-        # Bytes that recomputation has to free, per stage; the limit is compared in whole bytes.
-        self.need = np.stack(
-            [
-                self._window(base + k * flight, i) - int(np.floor(limit))
-                for i, k in enumerate(columns.in_flight)
-            ]
-        )
+        # Bytes per micro-batch that recomputation has to free, for each stage, and those for each
+        # item among the recomputed; the limit is compared in whole bytes.
+        needs = [memory.needs(i, int(np.floor(limit))) for i in range(columns.stages)]
+        if self.whole:
+            freed = interval_sum(
+                np.array([self.full[int(sort)].gain for sort in columns.which], np.int64)
+            )
+            needs = [(self._whole_need(n, each) - freed, each) for n, each in needs]
+        self.need = np.stack([self._window(n, i) for i, (n, _) in enumerate(needs)])
+        asked = [
+            np.stack([self._window(each[k], i) for i, (_, each) in enumerate(needs)])
+            for k in range(len(memory.kinds))
+        ]
+        ways = [w for w in columns.ways if recompute in (WHOLE if w.label == FULL else PARTIAL)]
+        self.items = knapsack.items_of(ways, lambda way: asked[way.kind])
+        self.frontiers = KnapsackFrontiers(self.items)
+        self.thresholds = np.zeros((*self.need.shape, len(self.items)), np.int64)
+        for item, kind in enumerate(self.items.kind):
+            self.thresholds[..., item] = asked[kind]
         table = np.stack(
             [
                 np.where(self._window(fits, i), self._window(seconds, i), np.inf)
@@ -114,6 +133,15 @@ class _Search:
         self._relax(table)
         end = np.stack([self._window(columns.end, i) for i in range(columns.stages)])
         self.table = Table(table, end, columns.microbatches)
+
+    def _whole_need(self, need: Ints, each: Ints) -> Ints:
+        """What a stage needs to be free when all of its blocks are recomputed whole."""
+        for kind, sorts in groupby(sorted(self.full.values(), key=_kind), key=_kind):
+            mine = [w.sort for w in sorts]
+            counts = self.count_before[:, mine].sum(axis=1)
+            held = counts[None, :] > counts[:-1, None]
+            need = np.maximum(need, np.where(held, each[kind], need))
+        return need
 
     def _window(self, table: NDArray[np.generic], stage: int) -> NDArray[np.generic]:
         return table[stage : stage + self.side, stage + 1 : stage + 1 + self.side]
@@ -133,27 +161,32 @@ class _Search:
             self.exact[:] = True
             return
         stage, start, stop = self._interval(cells)
-        k = np.array(self.columns.in_flight, np.int64)[stage]
-        left = (self.need[tuple(cells)] + self.items.saved.min()).astype(np.float64)
+        asked = self.thresholds[tuple(cells)]
+        held = self.count_before[stop] > self.count_before[start]
+        asked = np.where(held[:, self.items.sort], asked, NEVER)
+        least = np.maximum(self.need[tuple(cells)], asked.min(axis=1))
+        left = least.astype(np.float64)
         extra = np.zeros(len(left))
         for gain_before, cost_before, ratio in self._ratio_groups():
-            frees = k * (gain_before[stop] - gain_before[start])
+            frees = gain_before[stop] - gain_before[start]
             whole = left >= frees
             extra += np.where(
-                whole, cost_before[stop] - cost_before[start], np.maximum(left, 0) / k * ratio
+                whole, cost_before[stop] - cost_before[start], np.maximum(left, 0) * ratio
             )
             left = np.where(whole, left - frees, 0.0)
         table[tuple(cells)] += np.where(left > 0, np.inf, extra)
 
     def _ratio_groups(self) -> list[tuple[Ints, Floats, float]]:
-        """Items in order of seconds per byte, in few groups: prefix sums, and the least ratio."""
+        """Steps of recomputation in order of seconds per byte, in few groups: prefix sums, and the
+        least ratio."""
         groups = []
-        for members in np.array_split(np.arange(len(self.items)), RATIO_GROUPS):
+        steps = knapsack.increments(self.items, range(len(self.items)))
+        for members in np.array_split(np.arange(len(steps)), RATIO_GROUPS):
             if len(members):
-                counts = self.count_before[:, members]
-                gain, cost = self.items.gain[members], self.items.extra[members]
-                ratio = float((cost / gain).min())
-                groups.append((counts @ gain, counts @ cost, ratio))
+                some = [steps[i] for i in members]
+                counts = self.count_before[:, [i.sort for i in some]]
+                gain, cost = np.array([i.gain for i in some]), np.array([i.extra for i in some])
+                groups.append((counts @ gain, counts @ cost, min(i.ratio for i in some)))
         return groups
 
     def price_path(self, cuts: tuple[int, ...]) -> bool:
@@ -187,8 +220,8 @@ class _Search:
         cells = cells[:, order]
         stage, start, stop = self._interval(cells)
         counts = self.count_before[stop] - self.count_before[start]
-        k = np.array(self.columns.in_flight, np.int64)[stage]
-        extra = knapsack.cheapest_many(self.items, counts, self.need[tuple(cells)], k)
+        need, asked = self.need[tuple(cells)], self.thresholds[tuple(cells)]
+        extra = self.frontiers.cheapest(counts, need, asked)
         if extra is None:
             cells = cells[:, :SINGLES]
             extra = np.array([self._knapsack((int(i), int(x), int(y)))[0] for i, x, y in cells.T])
@@ -203,54 +236,52 @@ class _Search:
     def _knapsack(self, cell: tuple[int, int, int]) -> tuple[float, list[int]]:
         stage, row, column = cell
         counts = self.count_before[column + stage + 1] - self.count_before[row + stage]
-        k = self.columns.in_flight[stage]
-        return knapsack.cheapest(self.items, counts.tolist(), int(self.need[cell]), k)
+        asked = self.thresholds[cell].tolist()
+        return knapsack.cheapest(self.items, counts.tolist(), int(self.need[cell]), asked)
 
     def solution(self, found: Partition) -> StageSolution:
-        recompute = []
-        for i in range(self.columns.stages):
-            start, stop = found.cuts[i], found.cuts[i + 1]
-            if self.full:
-                recompute.append(tuple(range(start, stop)))
-                continue
-            _, left = self._knapsack((i, start - i, stop - i - 1))
-            chosen = []
-            for block in range(start, stop):
-                item = int(self.which[block])
-                if item >= 0 and left[item] > 0:
-                    left[item] -= 1
-                    chosen.append(block)
-            recompute.append(tuple(chosen))
-        peaks = tuple(
-            _peak(self.columns, i, found.cuts[i], found.cuts[i + 1], again)
-            for i, again in enumerate(recompute)
+        chosen = [self._ways(i, *found.cuts[i : i + 2]) for i in range(self.columns.stages)]
+        number = {(w.sort, w.label): w.kind for w in self.columns.ways}
+        peaks = []
+        for i, ways in enumerate(chosen):
+            kinds = [number[int(self.columns.which[b]), label] for b, label in ways.items()]
+            peak = self.columns.memory.peak(i, found.cuts[i], found.cuts[i + 1], kinds)
+            peaks.append(peak)
+        return StageSolution(
+            found.objective,
+            found.bound,
+            found.cuts,
+            tuple(tuple(b for b, label in w.items() if label == FULL) for w in chosen),
+            tuple(peaks),
+            tuple({b: label for b, label in w.items() if label != FULL} for w in chosen),
         )
-        return StageSolution(found.objective, found.bound, found.cuts, tuple(recompute), peaks)
+
+    def _ways(self, stage: int, start: int, stop: int) -> dict[int, str]:
+        """How each recomputed block of a stage is: its first blocks free the most."""
+        if self.whole:
+            return dict.fromkeys(range(start, stop), FULL)
+        _, left = self._knapsack((stage, start - stage, stop - stage - 1))
+        found = {}
+        for block in range(start, stop):
+            mine = np.flatnonzero(self.items.sort == self.columns.which[block])
+            item = next((int(d) for d in mine[::-1] if left[d] > 0), None)
+            if item is not None:
+                left[item] -= 1
+                found[block] = self.items.labels[item]
+        return found
 
 
-def _peak(columns: Columns, stage: int, start: int, stop: int, recompute: Sequence[int]) -> int:
-    """Bytes of one stage with the given blocks recomputed."""
-    chosen = list(recompute)
-    freed = columns.in_flight[stage] * int(columns.gain[chosen].sum())
-    rebuilt = int(columns.saved[chosen].max()) if chosen else 0
-    kept = int(columns.flight[start, stop]) * columns.in_flight[stage]
-    return max(
-        int(columns.fixed[start, stop]) + kept - freed + rebuilt, int(columns.scratch[start, stop])
-    )
-
-
-def _no_items(blocks: int) -> tuple[knapsack.Items, Ints]:
-    none = np.zeros(0, np.int64)
-    return knapsack.Items(np.zeros(0), none, none), np.full(blocks, -1, np.int64)
+def _kind(way: Way) -> int:
+    return way.kind
 
 
 def legal_intervals(
     columns: Columns, limit: float, starts: Sequence[int] | None
 ) -> NDArray[np.bool_]:
-    """Not empty, optimizer step fits, and between two consecutive given cuts if there are any."""
+    """Can be a stage, optimizer step fits, and between two consecutive given cuts if there are
+    any."""
     n = columns.blocks
-    legal = np.arange(n + 1)[None, :] > np.arange(n)[:, None]
-    legal &= columns.scratch <= limit
+    legal = columns.legal & (columns.memory.scratch <= limit)
     if starts is not None:
         edges = [*starts, n]
         allowed = np.zeros_like(legal)

@@ -67,23 +67,27 @@ class BlockKinds:
         items = {i.name: i.target for i in self.program.inputs}
         groups: list[tuple[set[str], list[str]]] = []
         for kind in self.blocks.kinds:
-            names = {items[n] for n in self.blocks.block(kind).parameters}
+            names, members = {items[n] for n in self.blocks.block(kind).parameters}, []
+            apart = []
             for shared, group in groups:
                 if shared & names:
-                    shared |= names
-                    group.append(kind)
-                    break
-            else:
-                groups.append((names, [kind]))
+                    names |= shared
+                    members += group
+                else:
+                    apart.append((shared, group))
+            groups = [*apart, (names, [*members, kind])]
         return [group for _, group in groups]
 
-    def tied(self) -> set[str]:
-        """Parameters that more than one block holds."""
-        seen: dict[str, str] = {}
-        found = set()
+    def tied(self) -> dict[str, str]:
+        """Parameter that more than one block holds -> the first that the same blocks hold."""
         items = {i.name: i.target for i in self.program.inputs}
+        holders: dict[str, list[str]] = {}
         for block in self.blocks.chain:
             for name in block.parameters:
-                if seen.setdefault(items[name], block.name) != block.name:
-                    found.add(items[name])
-        return found
+                holders.setdefault(items[name], []).append(block.name)
+        first: dict[tuple[str, ...], str] = {}
+        return {
+            name: first.setdefault(tuple(held), name)
+            for name, held in holders.items()
+            if len(held) > 1
+        }

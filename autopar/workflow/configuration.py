@@ -21,6 +21,7 @@ class Configuration:
     every second matrix product and of attention). `sequence_parallel`: values between blocks are
     split over tp along the sequence; None takes what is faster. `regathers`: what is gathered for
     it before a product is not kept, but gathered again in the backward, hidden behind the products.
+    `by_parameters`: stages are cut by parameters instead of layers (`cut_by_parameters`).
     `host_layer_seconds`: what the host needs to issue one pass of a layer; the device waits for it.
     """
 
@@ -37,6 +38,7 @@ class Configuration:
     recompute: str = "none"
     sequence_parallel: bool | None = None
     regathers: bool = False
+    by_parameters: bool = False
     host_layer_seconds: float = 0.0
     practice: Practice = field(default_factory=Practice)
 
@@ -86,11 +88,36 @@ def cut_evenly(
 
     `recompute`: every layer is recomputed (the ends are not).
     """
+    return _cut(names, ends, part_sizes(len(names) - sum(ends), parts), recompute)
+
+
+def cut_by_parameters(
+    names: list[str], weights: list[int], ends: tuple[int, int], parts: int, recompute: bool
+) -> tuple[StagePlan, ...]:
+    """`cut_evenly` by `weights` of the blocks, what is before the first layer not counted: a part
+    ends with the layer that takes it beyond its share (nanotron's build_model, recalled)."""
+    front, back = ends
+    total, share, done = sum(weights[front:]), 0, 0
+    sizes = [0] * parts
+    for weight in weights[front : len(names) - back]:
+        done += weight
+        sizes[share] += 1
+        if done * parts > total * (share + 1):
+            share = min(share + 1, parts - 1)
+    if 0 in sizes:
+        return cut_evenly(names, ends, parts, recompute)
+    return _cut(names, ends, sizes, recompute)
+
+
+def _cut(
+    names: list[str], ends: tuple[int, int], sizes: list[int], recompute: bool
+) -> tuple[StagePlan, ...]:
+    """Parts of so many layers each, and the ends."""
     front, back = ends
     layers = names[front : len(names) - back]
     held: list[list[str]] = []
     start = 0
-    for size in part_sizes(len(layers), parts):
+    for size in sizes:
         held.append(layers[start : start + size])
         start += size
     inner = set(layers) if recompute else set()

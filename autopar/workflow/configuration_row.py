@@ -26,6 +26,7 @@ from autopar.workflow.stand_in import Architecture
 # A parameter count that is further off than this says nothing about the form of the MLP.
 CLOSE = 0.06
 UNGATED = ("gpt", "mpt", "nemotron", "megatron", "bloom", "mt-nlg", "opt")
+GATED = ("llama", "mistral", "qwen")
 # What most models have; used where a row has no number of heads.
 HEAD_SIZE = 128
 
@@ -75,10 +76,13 @@ def read_row(row: Row) -> RowConfiguration:
             facts["overlap_gradients"],
             facts["overlap_gathers"],
             bucket_bytes=facts.get("bucket_bytes", 0),
+            gradient_buffer=facts["gradient_buffer"],
+            gradient_buckets=facts.get("gradient_buckets", False),
             block_seconds=facts.get("block_seconds", 0.0),
             step_seconds=facts.get("step_seconds", 0.0),
         ),
         regathers=facts["regathers"],
+        by_parameters=facts.get("by_parameters", False),
         host_layer_seconds=facts["host_layer_seconds"],
     )
     assumed = [facts["assumed"]] if "assumed" in facts else []
@@ -144,7 +148,8 @@ def _architecture(row: Row, facts: Mapping[str, Any], tp: int) -> Architecture:
         return Architecture(hidden, heads, kv_heads, ffn, vocab, gated, tied, *kernels)
 
     name = (row.get("model") or "").lower()
-    plain = any(word in name for word in UNGATED) or ffn == 4 * hidden
+    gated = any(word in name for word in GATED)
+    plain = any(word in name for word in UNGATED) or (ffn == 4 * hidden and not gated)
     likely = [shape(not plain, plain), shape(not plain, not plain)]
     count = float(row.get("params_b") or 0) * 1e9
     if not count:

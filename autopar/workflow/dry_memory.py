@@ -26,7 +26,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 
 
 def dry_memory(model: nn.Module, program: Program, plan: Plan, stage: int) -> Peak:
-    """The fullest moment of a training step on the first rank of a stage of `plan`.
+    """The fullest moment of a training step on the first rank of pipeline rank `stage` of `plan`.
 
     `model`: on the meta device; `program`: captured from it and prepared for the plan's precision.
     Every op runs on the CPU's kernels' shapes, the optimizer as on an accelerator (foreach). No
@@ -34,11 +34,12 @@ def dry_memory(model: nn.Module, program: Program, plan: Plan, stage: int) -> Pe
     """
     with dry_run(stage * plan.mesh.stride("pp"), plan.mesh.size) as shapes_only:
         ranks = Ranks.create(plan.mesh)
-        part = rewrite_for(program, plan).stages[stage]
+        parts = rewrite_for(program, plan).stages
         groups = {axis: ranks.group(axis).group_name for axis in ("dp", "tp")}
-        place_on_device(part, ranks.device, groups)
+        for index in plan.stage_indexes(stage):
+            place_on_device(parts[index], ranks.device, groups)
         with shapes_only:
-            distributed = DistributedProgram(lambda _: part, plan, ranks, model)
+            distributed = DistributedProgram(parts, plan, ranks, model)
             return measured_step(distributed)
 
 

@@ -17,7 +17,7 @@ from autopar.passes.analysis.block_problem import Axis
 from autopar.placement import Placement
 from autopar.plan_document import StagePlan
 from autopar.program import Program
-from autopar.workflow.configuration import Configuration, cut_evenly
+from autopar.workflow.configuration import Configuration, cut_by_parameters, cut_evenly
 from autopar.workflow.model_costs import ModelCosts
 from autopar.workflow.selective_recompute import (
     SELECTIVE,
@@ -88,7 +88,10 @@ class Evaluator:
                 f"{len(blocks) - sum(ends)} layers",
                 next_step="choose fewer stages or chunks",
             )
-        cuts = cut_evenly([b.name for b in blocks], ends, parts, full)
+        names = [b.name for b in blocks]
+        cuts = cut_evenly(names, ends, parts, full)
+        if configuration.by_parameters:
+            cuts = cut_by_parameters(names, [b.parameters for b in blocks], ends, parts, full)
         setting = configuration.setting
         evaluation = evaluate_setting(setting, cuts, blocks)
         flops = sum(b.flops for b in blocks) * mesh.tp / configuration.microbatch

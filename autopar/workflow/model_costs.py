@@ -16,6 +16,7 @@ from torch import fx
 
 from autopar.block_cost import Alternative, BlockCost, ChainCost
 from autopar.cluster import Cluster
+from autopar.experts import EXPERTS
 from autopar.op_call import OpCall, Operand, types_of
 from autopar.parts import Parts, Slot
 from autopar.passes.analysis.batch_statistics import is_batch_norm, updates_of_batch
@@ -29,6 +30,7 @@ from autopar.passes.pipeline import front_pipeline
 from autopar.placement import Placement, Replicate, Shard
 from autopar.program import Program, copy_graph, module_path, user_line
 from autopar.workflow.block_kinds import BlockKinds, Kind
+from autopar.workflow.expert_ways import missing_ways
 from autopar.workflow.placed_blocks import PlacedBlocks, confirm, placed_blocks
 from autopar.workflow.rank_block import to_rank_block
 
@@ -101,6 +103,7 @@ class ModelCosts:
         self.blocks = analyse_blocks(program)
         self.kinds = BlockKinds(program, self.blocks, sizes, cluster)
         self.block_names = tuple(b.name for b in self.blocks.chain)
+        self.holds_parameters = tuple(bool(b.parameters) for b in self.blocks.chain)
         self.notes: dict[str, None] = {}
         self.unknown: dict[str, None] = {}
         self.tied = self.kinds.tied()
@@ -298,6 +301,9 @@ class ModelCosts:
                 if call.op_name == "scaled_dot_product_attention" and "shard g" not in names:
                     why = _why_not_by_heads(call, tp)
                     self.notes[f"tp={tp}: attention of {name} is not split by heads, {why}"] = None
+                elif call.op_name in EXPERTS:
+                    for way, why in missing_ways(call, names, tp).items():
+                        self.notes[f"tp={tp}: experts of {name} are not {way}: {why}"] = None
 
     def _bound(self, whole: BlockCost, kind: Kind, tp: int) -> BlockCost:
         forward = backward = 0.0
@@ -312,8 +318,9 @@ class ModelCosts:
             backward_compute=backward,
             forward_comm=0.0,
             backward_comm=0.0,
-            parameters=whole.parameters // tp,
-            trainable=whole.trainable // tp,
+            # Split evenly or not at all, so rounding up is no less a bound, and some is never none.
+            parameters=-(-whole.parameters // tp),
+            trainable=-(-whole.trainable // tp),
             saved_bytes=whole.saved_bytes // tp,
             input_bytes=whole.input_bytes // tp,
             transient_bytes=0,
@@ -322,8 +329,14 @@ class ModelCosts:
             boundary_bytes=whole.boundary_bytes // tp,
             backward_weights=0.0,
             parameter_reduce_seconds=0.0,
-            tied_parameters=whole.tied_parameters // tp,
-            tied_trainable=whole.tied_trainable // tp,
+            tied=tuple(
+                replace(t, parameters=t.parameters // tp, trainable=t.trainable // tp)
+                for t in whole.tied
+            ),
+            partial=tuple(
+                replace(o, compute=0.0, comm=0.0, kept=o.kept // tp, rebuilt=0)
+                for o in whole.partial[-1:]
+            ),
         )
 
 
@@ -333,13 +346,18 @@ def _only_seconds(floor: BlockCost, seconds: float) -> BlockCost:
 
 
 def _product_sizes(kind: Kind) -> set[int]:
-    """Sizes of the dims of every weight or second factor of a matrix product or lookup."""
+    """Sizes of the dims of every weight or second factor of a matrix product or lookup, and of
+    experts."""
     found: set[int] = set()
     for call, _, _ in kind.calls.values():
         if call.op_name in _PRODUCTS and len(call.args) > 1:
             factor = call.args[1 if call.op_name in ("linear", "embedding") else 0]
             if isinstance(factor, Operand):
                 found.update(call.types[factor.index].shape)
+        elif call.op_name in EXPERTS:
+            down = call.named("down")
+            assert isinstance(down, Operand)
+            found.update(call.types[down.index].shape)
     return found
 
 

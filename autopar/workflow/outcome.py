@@ -50,6 +50,7 @@ class Outcome:
                 "mesh": plan.mesh.to_dict(),
                 "microbatch": {"size": plan.microbatch, "count": plan.microbatches},
                 "schedule": plan.schedule,
+                "chunks": plan.chunks,
                 "zero": plan.zero,
                 "recompute": plan.recompute_label,
                 "precision": plan.precision,
@@ -91,6 +92,7 @@ def build_plan(
         microbatch=choice.microbatch,
         microbatches=choice.microbatches,
         schedule=choice.schedule,
+        chunks=choice.chunks,
         zero=choice.zero,
         precision=choice.precision,
         optimizer=choice.optimizer,
@@ -99,6 +101,7 @@ def build_plan(
         placements={k: dict(v) for k, v in choice.chain.placements.items()},
         kinds=kinds,
         sizes=bound,
+        reruns=choice.reruns,
         predicted=_explained(
             _predictions(result, choice, cluster, bound, global_batch, flops_per_sample, seconds),
             more,
@@ -139,12 +142,31 @@ def _predictions(
         "memory_per_stage": result.memory_per_stage,
         "time_breakdown": result.time_breakdown,
         "stage_seconds": stage_seconds(choice.chain, choice),
+        "reruns": _reruns(choice),
         **{
             name: [{**o, "mesh": _text(o["mesh"])} if "mesh" in o else o for o in found]
             for name, found in others.items()
         },
         "search": search,
     }
+
+
+def _reruns(choice: Choice) -> dict[str, dict[str, dict[str, float]]]:
+    """Of every set of ops in use: its seconds and those of its block (forward and backward), bytes
+    that the block keeps with it and without recomputation."""
+    blocks = {b.kind: b for b in reversed(choice.chain.blocks)}
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for kind, sets in choice.reruns.items():
+        block = blocks[kind]
+        for label in sets:
+            option = block.option(label)
+            found.setdefault(kind, {})[label] = {
+                "seconds": option.seconds,
+                "block_seconds": block.seconds,
+                "kept_bytes": option.kept,
+                "saved_bytes": block.saved_bytes,
+            }
+    return found
 
 
 def _text(mesh: dict[str, int]) -> str:
@@ -156,7 +178,8 @@ def stage_seconds(chain: ChainCost, choice: Choice) -> list[dict[str, float]]:
     costs = {b.name: b for b in chain.blocks}
     found = []
     for stage in choice.stages:
-        again = sum(costs[n].forward for n in stage.recompute)
+        ways = stage.recomputed.items()
+        again = sum(costs[n].option(label).seconds for n, label in ways)
         found.append(
             {
                 "forward": sum(costs[n].forward for n in stage.blocks),

@@ -194,8 +194,9 @@ def _compare_buffers(
 
 
 def describe(plan: Plan) -> str:
+    schedule = plan.schedule if plan.chunks == 1 else f"{plan.schedule} x {plan.chunks}"
     return (
-        f"{plan.mesh}, {plan.microbatches} x {plan.microbatch}, {plan.schedule}, ZeRO-{plan.zero}, "
+        f"{plan.mesh}, {plan.microbatches} x {plan.microbatch}, {schedule}, ZeRO-{plan.zero}, "
         f"recompute {plan.recompute_label}, boundary {plan.boundary}"
     )
 

@@ -20,6 +20,18 @@ _EXPERTS = {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
 }
+# A first layer without experts, then layers with one that all tokens share.
+_SHARED_EXPERT = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}
+# Multi-head latent attention.
+_LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "head_dim": 4,
+    "num_key_value_heads": 4,
+}
 
 # model_type -> what differs from LANGUAGE.
 SIZES: dict[str, dict[str, Any]] = {
@@ -76,7 +88,15 @@ SIZES: dict[str, dict[str, Any]] = {
                            "eos_token_id": 2},
     "mixtral": _EXPERTS,
     "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 32},
+    "qwen3_moe": _EXPERTS,
     "olmoe": _EXPERTS,
+    "granitemoe": _EXPERTS,
+    "gpt_oss": {**_EXPERTS, "sliding_window": 8},
+    "glm4_moe": {**_EXPERTS, **_SHARED_EXPERT, "n_group": 1, "topk_group": 1},
+    "deepseek_v3": {**_EXPERTS, **_SHARED_EXPERT, **_LATENT, "n_group": 2, "topk_group": 1},
+    "jamba": {**_EXPERTS, "mamba_d_state": 4, "mamba_expand": 1, "mamba_dt_rank": 4,
+              "use_mamba_kernels": False, "expert_layer_period": 2, "expert_layer_offset": 1,
+              "attn_layer_period": 2, "attn_layer_offset": 1},
     "mamba": {"state_size": 8, "time_step_rank": 4},
     "falcon_mamba": {"state_size": 8, "time_step_rank": 4},
     "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8},

@@ -20,6 +20,8 @@ from benchmarks.zoo.architecture import (
 )
 
 MASKED: dict[str, dict[str, Any]] = {
+    # One layer applied four times, and a narrow embedding that the head shares.
+    "albert": {"embedding_size": 16, "num_hidden_layers": 4, "pad_token_id": 0},
     "bert": {},
     "roberta": {"pad_token_id": 1},
     "deberta": {"pad_token_id": 0, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]},

@@ -6,13 +6,16 @@ own objective must agree with it (`autopar.workflow.model_costs` asserts that fo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import fx
 
-from autopar.block_cost import BlockCost
+from autopar.block_cost import BlockCost, Tied
 from autopar.cost.collective import collective_time
 from autopar.parts import Slot
 from autopar.passes.analysis.block_memory import block_memory
 from autopar.passes.analysis.block_problem import Axis
+from autopar.passes.analysis.recompute_frontier import recompute_frontier
 from autopar.passes.analysis.roofline import COMMUNICATION, roofline
 from autopar.program import outputs_of
 
@@ -22,13 +25,20 @@ def _seconds(kind: str, nbytes: int, axis: Axis) -> float:
 
 
 def block_cost(
-    name: str, kind: str, graph: fx.GraphModule, slots: tuple[Slot, ...], axis: Axis, tied: set[str]
+    name: str,
+    kind: str,
+    graph: fx.GraphModule,
+    slots: tuple[Slot, ...],
+    axis: Axis,
+    tied: Mapping[str, str],
 ) -> BlockCost:
-    """Price on one rank for one micro-batch. `tied`: parameters that other blocks hold too."""
+    """Price on one rank for one micro-batch. `tied`: parameter that other blocks hold too -> its
+    group."""
     prices = [p.cost for p in roofline(graph, axis)]
     ops = [p for p in prices if p.bound != COMMUNICATION]
     moves = [p for p in prices if p.bound == COMMUNICATION]
-    parameters = trainable = tied_parameters = tied_trainable = late = largest = 0
+    parameters = trainable = late = largest = 0
+    shared: dict[str, Tied] = {}
     late_seconds = 0.0
     placeholders = graph.graph.find_nodes(op="placeholder")
     for node, slot in zip(placeholders, slots, strict=True):
@@ -40,8 +50,9 @@ def block_cost(
         trainable += trained
         largest = max(largest, trained)
         if slot.name in tied:
-            tied_parameters += count
-            tied_trainable += trained
+            group = tied[slot.name]
+            known = shared.get(group, Tied(group, 0, 0))
+            shared[group] = Tied(group, known.parameters + count, known.trainable + trained)
         if node.meta["placement"].gradient_is_partial:
             late += count * node.meta["val"].element_size()
     if late:
@@ -64,8 +75,12 @@ def block_cost(
         transient_bytes=memory.transient + memory.shared,
         reduced_transient_bytes=memory.reduced_transient + memory.shared,
         largest_parameter=largest,
+        saved_input_bytes=memory.saved_inputs,
+        released_bytes=memory.released,
+        forward_transient_bytes=memory.forward_transient + memory.shared,
+        shared_bytes=memory.shared,
         boundary_bytes=sum(v.nbytes for v in outputs if v.dim()),
         parameter_reduce_seconds=late_seconds,
-        tied_parameters=tied_parameters,
-        tied_trainable=tied_trainable,
+        tied=tuple(shared.values()),
+        partial=recompute_frontier(graph, slots, axis, memory.reduced_transient),
     )

@@ -22,15 +22,20 @@ from autopar.program import tensors_of
 
 @dataclass(frozen=True, slots=True)
 class BlockMemory:
-    """`saved`: kept from forward to backward, the block's inputs included when an op keeps them,
-    without parameters and shared values. `inputs`: kept when the block is recomputed. `transient`:
+    """`saved`: kept from forward to backward, the block's inputs included when an op keeps them
+    (`saved_inputs`), without parameters and shared values; `released`: the part that is given back
+    before the fullest moment. `inputs`: kept when the block is recomputed. `transient`:
     at the worst moment on top of `saved`, with the gradient of a parameter that is being made;
-    `reduced_transient`: with the gradients of all parameters that were made so far.
+    `reduced_transient`: with the gradients of all parameters that were made so far;
+    `forward_transient`: in the forward.
     `shared`: parameter-free values read from outside."""
 
     saved: int
+    saved_inputs: int
+    released: int
     inputs: int
     transient: int
+    forward_transient: int
     reduced_transient: int
     shared: int
     per_node: dict[str, int]
@@ -62,6 +67,7 @@ def block_memory(graph: fx.GraphModule, slots: tuple[Slot, ...]) -> BlockMemory:
     owned: dict[int, int] = {}
     values: dict[fx.Node, Any] = {}
     outside: set[int] = set()
+    received: set[int] = set()
     inputs = shared = 0
     placeholders = graph.graph.find_nodes(op="placeholder")
     for node, slot in zip(placeholders, slots, strict=True):
@@ -75,6 +81,7 @@ def block_memory(graph: fx.GraphModule, slots: tuple[Slot, ...]) -> BlockMemory:
             shared += size if slot.kind == "value" else 0
         else:
             inputs += size
+            received.add(_key(leaf))
     for node in graph.graph.find_nodes(op="get_attr"):
         values[node] = torch.empty_like(node.meta["val"])
         outside.add(_key(values[node]))
@@ -94,19 +101,22 @@ def block_memory(graph: fx.GraphModule, slots: tuple[Slot, ...]) -> BlockMemory:
         for node in graph.graph.nodes:
             if node.op == "call_function":
                 current = []
-                values[node] = _call(node, values)
+                values[node] = call_on_meta(node, values)
                 saved_at[node] = current
     saved = sum(owned.values())
-    forward = _forward_peak(graph, values, owned, outside)
+    forward = _forward_peak(graph, values, owned, saved_at, outside)
     parameters = {
         n for n, slot in zip(placeholders, slots, strict=True) if slot.kind == "parameter"
     }
-    backward, reduced = _backward_peaks(graph, values, owned, saved_at, parameters)
+    backward, reduced, released = _backward_peaks(graph, values, owned, saved_at, parameters)
     per_node = {n.name: sum(owned[k] for k in set(keys)) for n, keys in saved_at.items()}
     return BlockMemory(
         saved,
+        sum(size for key, size in owned.items() if key in received),
+        released if reduced >= forward else 0,
         inputs,
         max(0, forward - saved, backward - saved),
+        max(0, forward - saved),
         max(0, forward - saved, reduced - saved),
         shared,
         per_node,
@@ -117,7 +127,8 @@ def _key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _call(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+def call_on_meta(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    """One node of a graph on meta tensors; fused attention keeps what its kernels keep."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
     if getattr(node.target, "_opname", "") == "scaled_dot_product_attention":
         mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
@@ -130,7 +141,11 @@ def _storages(value: Any) -> dict[int, int]:
 
 
 def _forward_peak(
-    graph: fx.GraphModule, values: dict[fx.Node, Any], owned: dict[int, int], outside: set[int]
+    graph: fx.GraphModule,
+    values: dict[fx.Node, Any],
+    owned: dict[int, int],
+    saved_at: dict[fx.Node, list[int]],
+    outside: set[int],
 ) -> int:
     """Most bytes alive at once in the forward: what is saved so far or still to be read."""
     readers: Counter[int] = Counter()
@@ -143,6 +158,8 @@ def _forward_peak(
         if node.op == "call_function":
             live.update({k: s for k, s in _storages(values[node]).items() if k not in outside})
             live.update({k: owned[k] for k in owned if k in live})
+            # What an op keeps that is neither its operand nor its result.
+            live.update({k: owned[k] for k in saved_at[node] if k in owned})
             peak = max(peak, sum(live.values()) + forward_workspace(node))
             for source in node.all_input_nodes:
                 for key in _storages(values[source]):
@@ -158,14 +175,16 @@ def _backward_peaks(
     owned: dict[int, int],
     saved_at: dict[fx.Node, list[int]],
     parameters: set[fx.Node],
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     """Most bytes alive at once in the backward: what is still saved, gradients of values, and of
-    the parameters that an op reads; the same with gradients of all parameters so far.
+    the parameters that an op reads; the same with gradients of all parameters so far; and what was
+    saved and is given back by the second of these moments.
     """
     holders: Counter[int] = Counter()
     for keys in saved_at.values():
         holders.update(set(keys))
-    remaining = sum(owned.values())
+    saved = remaining = sum(owned.values())
+    released = 0
     grads: dict[fx.Node, int] = {}
     peak = peak_of_all = remaining
     made: dict[fx.Node, int] = {}
@@ -189,9 +208,10 @@ def _backward_peaks(
                 grads[source] = own if view else size
         now = remaining + sum(grads.values()) + (0 if view else own) + backward_workspace(node)
         peak = max(peak, now + (0 if view else fresh))
-        peak_of_all = max(peak_of_all, now + sum(made.values()))
+        if now + sum(made.values()) > peak_of_all:
+            peak_of_all, released = now + sum(made.values()), saved - remaining
         for key in set(saved_at[node]):
             holders[key] -= 1
             if not holders[key]:
                 remaining -= owned[key]
-    return peak, peak_of_all
+    return peak, peak_of_all, released

@@ -9,12 +9,14 @@ from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.cost.collective import collective_time
+from autopar.cost.experts import exchange_seconds
 from autopar.cost.op_cost import is_view
+from autopar.experts import EXCHANGED, EXPERTS
 from autopar.op_call import STATIC, OpCall, types_of
 from autopar.parts import Slot
 from autopar.passes.analysis.blocks import local_op_names
 from autopar.passes.analysis.candidates import Candidates, local_type
-from autopar.passes.analysis.saved_tensors import saved_by
+from autopar.passes.analysis.saved_tensors import Saved, saved_by
 from autopar.placement import Placement, Replicate, ReplicatePartialGrad, Shard
 from autopar.placement_problem import Choice, OpNode, Problem
 from autopar.program import TensorType, outputs_of
@@ -162,13 +164,16 @@ def _add_op(
     saved = saved_by(call)
     choices = []
     for strategy, local, price in found.prices(node, axis.cluster.device):
+        exchange = 0.0
+        if strategy.local_op == EXCHANGED:
+            exchange = sum(exchange_seconds(local, axis.stride, axis.cluster))
         choices.append(
             Choice(
                 strategy.name,
                 strategy.operands,
                 strategy.result,
-                price.forward_seconds + price.backward_seconds,
-                saved.extra_bytes * _share(call, local),
+                price.forward_seconds + price.backward_seconds + exchange,
+                _own_bytes(saved, call, local),
             )
         )
     reads = tuple(names[o] for o in call.operands)
@@ -183,6 +188,14 @@ def _add_op(
         kind = call.types[position]
         for target in {c.operands[position]: None for c in choices}:
             _add_moves(problem, value, kind, target, moves, fixed=tupled)
+
+
+def _own_bytes(saved: Saved, call: OpCall, local: OpCall) -> float:
+    """Bytes of further memory that one rank keeps."""
+    if call.op_name in EXPERTS:
+        # Rows of tokens and choices, which are neither operands nor results.
+        return saved_by(local).extra_bytes
+    return saved.extra_bytes * _share(call, local)
 
 
 def _share(call: OpCall, local: OpCall) -> float:

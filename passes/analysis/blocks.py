@@ -92,10 +92,12 @@ def analyse_blocks(program: Program) -> Blocks:
     chain = [b for b in blocks if b.nodes]
     _refuse_writes(program, home)
     _signatures(program, chain, shared, updates)
+    holders = Counter(name for block in chain for name in block.parameters)
+    tied = {name for name, count in holders.items() if count > 1}
     kinds: dict[str, list[str]] = {}
     digests: dict[str, str] = {}
     for block in chain:
-        block.kind = digests.setdefault(_digest(program, block), block.name)
+        block.kind = digests.setdefault(_digest(program, block, tied), block.name)
         kinds.setdefault(block.kind, []).append(block.name)
     return Blocks(chain, shared, {k: tuple(v) for k, v in kinds.items()})
 
@@ -219,16 +221,18 @@ def _signatures(
         ]
 
 
-def _digest(program: Program, block: Block) -> str:
-    """Equal for blocks that do the same on tensors of the same shapes."""
+def _digest(program: Program, block: Block, tied: set[str]) -> str:
+    """Equal for blocks that do the same on tensors of the same shapes, and share the same `tied`
+    parameters: these are placed alike in all blocks."""
     digest = hashlib.sha256()
     index: dict[fx.Node, int] = {}
     for node in block.nodes:
         for source in node.all_input_nodes:
             if source not in index:
                 index[source] = len(index)
-                constant = source.name if source.name in program.constants else ""
-                label = f"in {source.op == 'placeholder'} {constant} {_type(source)};"
+                named = source.name in program.constants or source.name in tied
+                name = source.name if named else ""
+                label = f"in {source.op == 'placeholder'} {name} {_type(source)};"
                 digest.update(label.encode())
         args = fx.map_arg((node.args, node.kwargs), lambda n: index[n])
         index[node] = len(index)

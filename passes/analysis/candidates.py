@@ -10,6 +10,8 @@ from torch import fx
 
 from autopar.cluster import Device
 from autopar.cost.op_cost import CONTRACTIONS, OpCost, op_cost
+from autopar.experts import EXCHANGED, EXPERTS
+from autopar.experts.operands import spread_arguments
 from autopar.marks import REPLICATE
 from autopar.op_call import STATIC, OpCall, op_call
 from autopar.placement import Placement
@@ -96,6 +98,8 @@ def local_call(call: OpCall, strategy: Strategy, ranks: int) -> OpCall:
         local_type(t, p, ranks) for t, p in zip(call.types, strategy.operands, strict=True)
     )
     results = tuple(local_type(t, strategy.result, ranks) for t in call.results)
+    if strategy.local_op == EXCHANGED:
+        call = replace(call, args=spread_arguments(call.args, ranks))
     return replace(call, types=types, results=results)
 
 
@@ -108,6 +112,6 @@ def local_type(kind: TensorType, placement: Placement, ranks: int) -> TensorType
 
 def searched(call: OpCall, legal: list[Strategy]) -> list[Strategy]:
     """The strategies worth searching: a product that can be split is not replicated."""
-    if call.op_name not in CONTRACTIONS:
+    if call.op_name not in CONTRACTIONS | EXPERTS:
         return legal
     return [s for s in legal if s.name.startswith("shard")] or legal

@@ -8,7 +8,9 @@ from math import prod
 from torch import fx
 
 from autopar.cost.collective import collective_time
+from autopar.cost.experts import exchange_seconds
 from autopar.cost.op_cost import OpCost, is_view, op_cost
+from autopar.experts import EXCHANGED
 from autopar.op_call import STATIC, op_call
 from autopar.passes.analysis.block_problem import Axis
 from autopar.passes.analysis.flops import forward_flops
@@ -40,6 +42,10 @@ def roofline(graph: fx.GraphModule, axis: Axis) -> list[OpPrice]:
         call = op_call(node, STATIC)
         cost = op_cost(call, forward_flops(node, call), axis.cluster.device)
         prices.append(OpPrice(node.name, call.op_name, call.path, cost, is_view(call)))
+        if call.op_name == EXCHANGED:
+            times = exchange_seconds(call, axis.stride, axis.cluster)
+            cost = OpCost(*times, 0.0, 0.0, 0.0, COMMUNICATION)
+            prices.append(OpPrice(node.name, "all_to_all", call.path, cost, trivial=False))
     return prices
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from autopar.experts import EXPERTS
 from autopar.op_call import OpCall, Operand
 
 
@@ -32,7 +33,9 @@ def saved_by(op: OpCall) -> Saved:
     """What `op` saves, with its operands' gradients as `op.types` tell."""
     if not any(t.requires_grad for t in op.types) or not any(t.requires_grad for t in op.results):
         return _NOTHING
-    if not isinstance(op.target, torch._ops.OpOverload) or op.target.namespace == "autopar":
+    if not isinstance(op.target, torch._ops.OpOverload):
+        return _NOTHING
+    if op.target.namespace == "autopar" and op.op_name not in EXPERTS:
         return _NOTHING
     if op.op_name == "scaled_dot_product_attention":
         return _attention(op)

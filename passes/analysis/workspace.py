@@ -6,6 +6,7 @@ all_to_all          the outgoing pieces and the incoming ones
 vocab_cross_entropy one wide copy of the logits
 cross_entropy       backward: the gradient of the log-probabilities beside that of the logits
 token_cross_entropy the same in float32
+experts             see `autopar.passes.analysis.expert_workspace`
 
 Other ops of torch are taken to need none. A collective's backward is its
 conjugate's forward, on a gradient of the same size as its result.
@@ -16,6 +17,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from autopar.experts import EXPERTS
+from autopar.passes.analysis.expert_workspace import experts_workspace
 from autopar.program import tensors_of
 
 # The conjugate's name, where the backward of an op is another op.
@@ -32,6 +35,8 @@ _LOSSES = ("vocab_cross_entropy", "vocab_cross_entropy_parts")
 def forward_workspace(node: fx.Node) -> int:
     """Bytes of workspace when the op of a call runs."""
     name = _name(node)
+    if name in EXPERTS:
+        return experts_workspace(node)[0]
     if name in _LOSSES:
         return _wide_bytes(node)
     return _moved(name, node, _bytes(node.args[0]), _bytes(node)) if name else 0
@@ -42,6 +47,8 @@ def backward_workspace(node: fx.Node) -> int:
     if getattr(node.target, "_opname", "") == "cross_entropy_loss":
         return _bytes(node.args[0])
     name = _name(node)
+    if name in EXPERTS:
+        return experts_workspace(node)[1]
     if name == "token_cross_entropy":
         return 2 * _wide_bytes(node) - _bytes(node.args[0])
     if name in _LOSSES:

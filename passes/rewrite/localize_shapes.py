@@ -17,6 +17,8 @@ import torch
 from torch import fx
 
 from autopar.errors import PassError
+from autopar.experts import EXPERTS
+from autopar.experts.operands import own_arguments
 from autopar.parts import Parts
 from autopar.passes.rewrite.specialize import RESIZING, run_on_meta
 from autopar.placement import Placement
@@ -105,6 +107,8 @@ def _substitute(node: fx.Node, ranks: int) -> None:
     if local == "vocab_embedding":
         padding = args[2] if len(args) > 2 else kwargs.get("padding_idx", -1)
         node.args = (args[0], args[1], padding, ranks, "tp")
+    elif local in EXPERTS:
+        node.args = own_arguments(args, ranks, "tp")
     else:
         ignore = args[4] if len(args) > 4 else kwargs.get("ignore_index", -100)
         smoothing = args[5:6] or (kwargs.get("label_smoothing", 0.0),)

@@ -164,7 +164,7 @@ def _split(program: Program, fused: _Fused, pieces: dict[str, list[GraphInput]])
         for position, piece_dim in operands.items():
             whole = node.args[position]
             assert isinstance(whole, fx.Node)
-            changes[position] = _piece(program, whole, piece_dim, (start, stop), pieces)
+            changes[position] = piece_of(program, whole, piece_dim, (start, stop), pieces)
         args: list[Any] = [changes.get(i, a) for i, a in enumerate(node.args)]
         value = _made(program, node, node, args, stop - start)
         for reshape in fused.reshapes:
@@ -175,13 +175,14 @@ def _split(program: Program, fused: _Fused, pieces: dict[str, list[GraphInput]])
                 reader.replace_all_uses_with(value)
 
 
-def _piece(
+def piece_of(
     program: Program,
     whole: fx.Node,
     dim: int,
     interval: Interval,
     pieces: dict[str, list[GraphInput]],
 ) -> fx.Node:
+    """A placeholder for an interval of the parameter `whole`, noted in `pieces`."""
     start, stop = interval
     item = program.input(whole.name)
     with program.graph.inserting_before(whole):

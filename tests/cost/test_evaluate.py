@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autopar.block_cost import ChainCost
 from autopar.cost.evaluate import assert_agrees, evaluate, evaluate_setting
-from autopar.cost.memory import stage_memory
+from autopar.cost.fullest_moment import stage_memory
 from autopar.cost.setting import Setting
 from autopar.cost.step import BREAKDOWN
 from autopar.errors import PassError, PlanError
@@ -19,7 +19,7 @@ from autopar.plan_document import StagePlan
 from autopar.search import columns, stages
 from autopar.search.result import Choice
 from tests.search.synthetic import Provider, cluster
-from tests.search.test_stages import NUMBERS, block
+from tests.search.test_stages import NUMBERS, SETS, block, ties
 from tests.search.test_stages import cluster as unit_cluster
 
 
@@ -34,13 +34,17 @@ from tests.search.test_stages import cluster as unit_cluster
     precision=st.sampled_from(["fp32", "bf16-mixed", "bf16"]),
     fraction=st.floats(0.3, 1.1),
     tied=st.sampled_from([0, 30]),
+    inner=st.sampled_from([(), (1, 2), (0, 1), (0, 2, 3)]),
     frozen=st.booleans(),
+    partial=st.lists(st.lists(SETS, max_size=3).map(tuple), min_size=8, max_size=8),
 )
 def test_agrees_with_the_search(
-    numbers, pp, dp, zero, m, schedule, precision, fraction, tied, frozen
+    numbers, pp, dp, zero, m, schedule, precision, fraction, tied, frozen, partial, inner
 ):
     last = len(numbers) - 1
-    blocks = [block(i, x, tied if i in (0, last) else 0, frozen) for i, x in enumerate(numbers)]
+    blocks = [
+        block(i, x, ties(i, last, tied, inner), frozen, partial[i]) for i, x in enumerate(numbers)
+    ]
     setting = Setting(unit_cluster(pp * dp), Mesh(pp, dp, 1), 1, m, schedule, zero, precision)
     limit = stage_memory(blocks, 0, len(blocks), (), 0, setting).total * fraction
     found = stages.solve(columns.build(blocks, setting), limit)

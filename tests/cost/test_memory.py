@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.block_cost import BlockCost
+from autopar.block_cost import BlockCost, Tied
 from autopar.cluster import Cluster, Device, Link
-from autopar.cost.memory import activation_bytes, memory_limit, stage_memory
-from autopar.cost.setting import Setting
+from autopar.cost.fullest_moment import stage_memory
+from autopar.cost.memory import memory_limit
+from autopar.cost.setting import Practice, Setting
 from autopar.mesh import Mesh
 
 DEVICE = Device("d", 10**9, 1e9, {"float32": 1e12}, 1.0, 1.0, 0.0, 10**6)
@@ -80,8 +81,10 @@ def test_zero_1_with_one_microbatch_scatters_at_once():
     whole = stage_memory(three(), 0, 3, (), 0, setting(zero=1, m=2))
     once = stage_memory(three(), 0, 3, (), 0, setting(zero=1, m=1))
     assert whole.gradients == 6000 * 4
-    # Of a block's 250 x (1, 2, 3) elements, what is more than the 500 bytes that it kept.
-    assert once.gradients == 500 + 1500 + 2500
+    # The fullest moment is the end of the last block, which no gradient of another precedes: its
+    # fresh gradients, their copy that is reduced and its shard, in the place of its 500 bytes.
+    assert (once.gradients, once.activations) == (0, 3 * 500)
+    assert once.buffers == 3000 * (4 + 4) + 3000 - 500
 
 
 @pytest.mark.parametrize(("optimizer", "states"), [("adamw", 2), ("sgd-momentum", 1), ("sgd", 0)])
@@ -102,39 +105,88 @@ def test_activations_follow_the_schedule():
         one = stage_memory(four, stage, stage + 1, (), stage, setting(pp=4, m=8))
         kept = 500 + (20 if stage < 3 else 0) + (20 if stage else 0)
         assert one.activations == (4 - stage) * kept
+        # GPipe: the second backward, with all gradients, has one micro-batch less than the first.
         all_at_once = setting(pp=4, m=8, schedule="gpipe")
-        assert stage_memory(four, stage, stage + 1, (), stage, all_at_once).activations == 8 * kept
+        assert stage_memory(four, stage, stage + 1, (), stage, all_at_once).activations == 7 * kept
 
 
-def test_recomputation_keeps_inputs_and_rebuilds_the_largest():
-    blocks = [replace(BLOCK, name="a"), replace(BLOCK, name="b", saved_bytes=900)]
-    assert activation_bytes(blocks, (), 3, 0, setting()) == 3 * 1400
-    assert activation_bytes(blocks, {"a"}, 3, 0, setting()) == 3 * (50 + 900) + 500
-    assert activation_bytes(blocks, {"a", "b"}, 3, 7, setting()) == 3 * (100 + 7) + 900
+def test_a_stage_keeps_its_input_once():
+    four = [replace(BLOCK, name=str(i), saved_input_bytes=20) for i in range(4)]
+    found = stage_memory(four, 1, 2, (), 1, setting(pp=4, m=8))
+    assert found.activations == 3 * (500 + 20)
+
+
+def test_recomputation_keeps_inputs_and_rebuilds_one_block_at_a_time():
+    small = [replace(BLOCK, parameters=0, trainable=0)] * 2
+    blocks = [replace(small[0], name="a"), replace(small[1], name="b", saved_bytes=900)]
+    first = [replace(blocks[1], name="a"), replace(blocks[0], name="b")]
+
+    def activations(blocks, again, m=4):
+        return stage_memory(blocks, 0, 2, again, 0, setting(dp=1, m=m)).activations
+
+    assert activations(blocks, ()) == 1400
+    # A bound: as if the block behind a rebuilt one, of another kind, were recomputed too.
+    assert activations(blocks, {"a"}) == (50 + 900) - 50 + 500
+    assert activations(blocks, {"a", "b"}) == 50 + 50 + 900
+    # When the large one is rebuilt the last has given back even its input.
+    assert activations(first, {"a", "b"}) == 50 + 900
+    keeps = [replace(b, saved_input_bytes=50) for b in blocks]
+    assert activations(keeps, {"a", "b"}) == 50 + 900
+
+
+def test_only_the_second_backward_has_all_gradients():
+    four = [replace(BLOCK, name=str(i), saved_bytes=10**5) for i in range(4)]
+    few = setting(pp=2, dp=1, m=2, optimizer="sgd")
+    found = stage_memory(four, 0, 2, (), 0, few)
+    # Two micro-batches and no gradient, where one and all gradients are less.
+    assert (found.gradients, found.activations) == (0, 2 * (2 * 10**5 + 20))
+    light = [replace(b, saved_bytes=500) for b in four]
+    found = stage_memory(light, 0, 2, (), 0, few)
+    assert (found.gradients, found.activations) == (2 * 4000, 2 * 500 + 20)
+
+
+def test_gradients_in_the_compute_type_wait_for_the_end_of_the_backward():
+    blocks = [replace(BLOCK, name=str(i), saved_bytes=100) for i in range(3)]
+    found = stage_memory(blocks, 0, 3, (), 0, setting(dp=1, precision="bf16-mixed"))
+    # At the end of the first block there are those of all three.
+    assert found.buffers + found.activations == 3 * 1000 * 2
+    same = stage_memory(blocks, 0, 3, (), 0, setting(dp=1, precision="bf16", optimizer="sgd"))
+    assert same.buffers + same.activations == 3 * 100 + 1000 * 2 - 100
 
 
 def test_buffers_hold_transients_bucket_and_gradients_under_way():
     four = [replace(BLOCK, name=str(i), parameters=0, trainable=0) for i in range(4)]
     middle = stage_memory(four, 1, 3, (), 1, setting(pp=4, m=8))
-    assert middle.buffers == 30 + 20 + 20
+    # The gradient that was sent, and that of the result, which the last block works with itself.
+    assert middle.buffers == 30 + 20
     assert stage_memory(four, 0, 4, (), 0, setting(m=8)).buffers == 30
     heavy = [replace(BLOCK, name="h", saved_bytes=10**6)]
+    heavy = [replace(BLOCK, name="h", saved_bytes=100)]
     # Fresh gradients and their copy in the reduction; accumulated ones are among the gradients.
-    assert stage_memory(heavy, 0, 1, (), 0, setting(zero=2)).buffers == 1000 * (4 + 4)
-    assert stage_memory(heavy, 0, 1, (), 0, setting(zero=1)).buffers == 1000 * 4
-    assert stage_memory(heavy, 0, 1, (), 0, setting()).buffers == 30
-    mixed = setting(dp=1, precision="bf16-mixed")
-    wide = [replace(heavy[0], largest_parameter=600)]
-    assert stage_memory(wide, 0, 1, (), 0, mixed).buffers == 30 + 600 * 4
+    assert stage_memory(heavy, 0, 1, (), 0, setting(zero=2)).buffers == 1000 * (4 + 4) - 100
+    assert stage_memory(heavy, 0, 1, (), 0, setting(zero=1)).buffers == 1000 * 4 - 100
+    shared = [replace(b, shared_bytes=7, transient_bytes=37) for b in four]
+    assert stage_memory(shared, 1, 3, (), 1, setting(pp=4, m=8)).buffers == 30 + 20 + 3 * 7
 
 
 def test_a_block_works_while_the_one_after_it_is_reduced():
     big = replace(BLOCK, saved_bytes=10**6)
     two = [replace(big, name="a"), replace(big, name="b", saved_bytes=1500)]
     found = stage_memory(two, 0, 2, (), 0, setting(zero=2))
-    assert found.buffers == 1000 * (4 + 4) + (4000 - 1500)
+    # In the last block, which ends with its gradients and their copy; or the one before it.
+    assert found.total - found.parameters - found.optimizer - found.gradients == max(
+        10**6 + 1000 * (4 + 4), 10**6 + 4000 + 30
+    )
     again = stage_memory(two, 0, 2, {"a", "b"}, 0, setting(zero=2))
-    assert again.activations == 2 * 50 + 10**6 + (4000 - 50)
+    assert (again.activations, again.buffers) == (50 + 10**6, 4000 + 30)
+
+
+def test_the_forward_keeps_the_buffer_that_parameters_were_gathered_in():
+    wide = [replace(BLOCK, name="w", saved_bytes=10**5, transient_bytes=0)]
+    backward = stage_memory(wide, 0, 1, (), 0, setting(zero=3, m=2)).parameters
+    forward = [replace(wide[0], forward_transient_bytes=1)]
+    assert stage_memory(forward, 0, 1, (), 0, setting(zero=3, m=2)).parameters == backward
+    assert backward == (250 + 2 * 1000) * 4
 
 
 def test_gradients_take_the_place_of_activations_when_there_is_one_microbatch():
@@ -142,7 +194,6 @@ def test_gradients_take_the_place_of_activations_when_there_is_one_microbatch():
     one = stage_memory([keeps], 0, 1, (), 0, setting(dp=1, m=1))
     two = stage_memory([keeps], 0, 1, (), 0, setting(dp=1, m=2))
     assert (one.gradients, two.gradients) == (0, 4000)
-    assert stage_memory([BLOCK], 0, 1, (), 0, setting(dp=1, m=1)).gradients == 4000 - 500
     # At the end of the step all gradients are there, and the optimizer's scratch.
     small = [replace(BLOCK, saved_bytes=4000, parameters=10**6, trainable=10**6)]
     end = stage_memory(small, 0, 1, (), 0, setting(dp=1, m=1))
@@ -164,7 +215,8 @@ def test_zero_0_may_copy_all_gradients_to_sum_them():
     found = stage_memory(blocks, 0, 8, (), 0, setting(optimizer="sgd"))
     assert found.activations + found.buffers == 8 * 1000 * 4
     alone = stage_memory(blocks, 0, 8, (), 0, setting(dp=1, optimizer="sgd"))
-    assert alone.buffers == 30
+    # Without: the gradients that a block has just made, in the place of the byte that it saved.
+    assert alone.buffers == 1000 * 4 - 1
 
 
 def test_a_single_stage_has_one_microbatch_in_flight_whatever_the_schedule():
@@ -175,7 +227,7 @@ def test_a_single_stage_has_one_microbatch_in_flight_whatever_the_schedule():
 def test_tied_parameters_count_once_per_stage():
     blocks = three()
     for i in (0, 2):
-        blocks[i] = replace(blocks[i], tied_parameters=400, tied_trainable=400)
+        blocks[i] = replace(blocks[i], tied=(Tied("table", 400, 400),))
     together = stage_memory(blocks, 0, 3, (), 0, setting(zero=1))
     assert together.gradients == (6000 - 400) * 4
     assert together.parameters == (1500 - 100) * 4 + (6000 - 400) * 4
@@ -186,10 +238,48 @@ def test_tied_parameters_count_once_per_stage():
     assert root.parameters == (1500 - 100) * 4 + (2600 + 2000 + 400) * 4
 
 
+def test_two_groups_of_tied_parameters():
+    blocks = three()
+    first, second = Tied("table", 400, 400), Tied("projection", 100, 100)
+    blocks[0] = replace(blocks[0], tied=(first,))
+    blocks[1] = replace(blocks[1], tied=(second,))
+    blocks[2] = replace(blocks[2], tied=(second, first))
+    together = stage_memory(blocks, 0, 3, (), 0, setting(zero=1))
+    assert together.gradients == (6000 - 500) * 4
+    part = stage_memory(blocks, 1, 3, (), 0, setting(zero=1))
+    assert part.gradients == (5000 - 100) * 4
+    root = stage_memory(blocks, 0, 3, (), 0, setting(zero=3))
+    # Blocks gather 600, 1900 and 2500 of their own; the tied 500 stay gathered.
+    assert root.parameters == (1500 - 125) * 4 + (2500 + 1900 + 500) * 4
+    # Behind the cut the first group has one holder, which gathers it with the rest.
+    rest = stage_memory(blocks, 1, 3, (), 0, setting(zero=3))
+    assert rest.parameters == (1250 - 25) * 4 + (2900 + 1900 + 100) * 4
+
+
+def held_under(practice: Practice, zero: int, dp: int = 4):
+    mixed = replace(setting(dp=dp, zero=zero, m=1, precision="bf16-mixed"), practice=practice)
+    return stage_memory([replace(b, saved_bytes=90_000) for b in three()], 0, 3, (), 0, mixed)
+
+
+def test_a_gradient_buffer_is_there_from_the_start():
+    # The fullest moment is the last block's backward: no gradients yet, but in a buffer.
+    assert held_under(Practice(), 0).gradients == held_under(Practice(), 1).gradients == 0
+    for way in ("each", "end"):
+        for zero in (0, 1):
+            assert held_under(Practice(gradient_buffer=way), zero).gradients == 6000 * 4
+
+
+def test_gradient_buckets_are_a_copy_in_the_compute_type():
+    plain, copied = (Practice(gradient_buffer="end", gradient_buckets=b) for b in (False, True))
+    assert held_under(copied, 0).total == held_under(plain, 0).total + 6000 * 2
+    assert held_under(copied, 0, dp=1).total == held_under(plain, 0, dp=1).total
+
+
 def test_frozen_tied_parameters_have_no_gradient_to_count_once():
     blocks = three()
     for i in (0, 2):
-        blocks[i] = replace(blocks[i], tied_parameters=400, trainable=blocks[i].parameters - 400)
+        frozen = Tied("table", 400, 0)
+        blocks[i] = replace(blocks[i], tied=(frozen,), trainable=blocks[i].parameters - 400)
     found = stage_memory(blocks, 0, 3, (), 0, setting(zero=1))
     assert found.gradients == (6000 - 800) * 4
     assert found.optimizer == 2 * (1500 - 200) * 4

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.block_cost import BlockCost
+from autopar.block_cost import BlockCost, Tied
 from autopar.cluster import Cluster, Device, Link
 from autopar.cost import step
 from autopar.cost.setting import Practice, Setting
@@ -131,10 +131,11 @@ def test_optimizer_is_bound_by_memory_bandwidth():
 
 
 def test_tied_parameters_are_summed_over_their_stages():
-    tied = replace(BLOCK, tied_parameters=400, tied_trainable=400)
-    assert tied_seconds([tied, BLOCK, tied], setting(pp=4)) == pytest.approx(2 * 1.6)
-    assert tied_seconds([tied, BLOCK, tied], setting(pp=4, zero=1)) == pytest.approx(2 * 0.4)
-    assert tied_seconds([tied, BLOCK, tied], setting()) == 0
-    assert tied_seconds([tied, BLOCK], setting(pp=4)) == 0
-    frozen = replace(tied, tied_trainable=0)
-    assert tied_seconds([frozen, BLOCK, frozen], setting(pp=4)) == 0
+    tied = replace(BLOCK, tied=(Tied("other", 7, 7), Tied("t", 400, 400)))
+    assert tied_seconds([tied, BLOCK, tied], "t", setting(pp=4)) == pytest.approx(2 * 1.6)
+    assert tied_seconds([tied, BLOCK, tied], "t", setting(pp=4, zero=1)) == pytest.approx(2 * 0.4)
+    assert tied_seconds([tied, BLOCK, tied], "t", setting()) == 0
+    assert tied_seconds([tied, BLOCK], "t", setting(pp=4)) == 0
+    assert tied_seconds([tied, BLOCK, tied], "none", setting(pp=4)) == 0
+    frozen = replace(tied, tied=(Tied("t", 400, 0),))
+    assert tied_seconds([frozen, BLOCK, frozen], "t", setting(pp=4)) == 0

@@ -28,7 +28,8 @@ def ranks_of_a_planner() -> list[dict[str, Any]]:
         placements = plan.placements["transformer.h.0"]
         assert placements["dropout"].startswith(("shard", "replicate"))
         assert placements["scaled_dot_product_attention"] == "shard g"
-    return run_on_forks(on_rank, 4, (plans, planner.program), timeout_seconds=200)
+    in_part = [planner.in_part(plan, -1) for plan in plans]
+    return run_on_forks(on_rank, 4, (plans, in_part, planner.program), timeout_seconds=200)
 
 
 def with_recompute(plan: Plan) -> Plan:
@@ -60,14 +61,15 @@ def whole_gradients(program: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-def on_rank(plans: list[Plan], captured: Program) -> dict[str, Any]:
+def on_rank(plans: list[Plan], in_part: list[Plan], captured: Program) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for plan in plans:
+    for plan, partly in zip(plans, in_part, strict=True):
         key = str(plan.mesh)
         found[f"{key} first"] = two_steps(plan, captured, 1)
         found[f"{key} again"] = two_steps(plan, captured, 1)
         found[f"{key} other seed"] = two_steps(plan, captured, 2)
         found[f"{key} recomputed"] = two_steps(with_recompute(plan), captured, 1)
+        found[f"{key} recomputed in part"] = two_steps(partly, captured, 1)
         program = compiled(plan, captured, 5)
         found[f"{key} losses"] = [float(program.step(batch())) for _ in range(DRAWS)]
         if plan.mesh.dp == 1:

@@ -3,6 +3,7 @@ prices."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -10,7 +11,10 @@ from torch import nn
 from autopar.api import COMPUTE, default_precision
 from autopar.cluster import Cluster
 from autopar.models import ModelSource
+from autopar.passes.analysis.block_problem import Axis
+from autopar.passes.analysis.recompute_frontier import recompute_frontier
 from autopar.passes.capture import capture
+from autopar.placement import Placement
 from autopar.plan_document import Plan
 from autopar.search.enumerate import search
 from autopar.search.options import SearchOptions, parse_pins
@@ -43,6 +47,26 @@ class Planner:
     def of(cls, model: str) -> Planner:
         """The planner of a MODEL as on the command line."""
         return cls(*build_real(model, None, 0))
+
+    def in_part(self, plan: Plan, corner: int) -> Plan:
+        """A plan of this planner with every block recomputed in part: by one corner of its kind's
+        frontier."""
+        tp, boundary = plan.mesh.tp, Placement.parse(plan.boundary)
+        known = self._costs.items()
+        costs = next(c for (n, b), c in known if n == plan.mesh.size and b in (None, plan.boundary))
+        sets: dict[str, dict[str, tuple[str, ...]]] = {}
+        for kind in plan.kinds:
+            chosen = plan.placements.get(kind, {})
+            graph, slots = costs.placed_graph(kind, tp, plan.microbatch, chosen, boundary)
+            found = recompute_frontier(graph, slots, Axis(tp, 1, costs.cluster))
+            if found:
+                sets[kind] = {"set": found[max(corner, -len(found))].ops}
+        kind_of = {block: kind for kind, blocks in plan.kinds.items() for block in blocks}
+        stages = tuple(
+            replace(s, recompute=(), selective={b: "set" for b in s.blocks if kind_of[b] in sets})
+            for s in plan.stages
+        )
+        return replace(plan, reruns=sets, stages=stages)
 
     def plan(self, ranks: int, pins: str, global_batch: int = 8) -> Plan:
         """What `autopar.plan` gives on `cpu:ranks`, without the explanation."""

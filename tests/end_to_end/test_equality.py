@@ -16,6 +16,7 @@ TWO_RANKS = {
     "tp2": "tp=2,pp=1,dp=1,weights=split",
     "tp2 sequence-parallel": "tp=2,pp=1,dp=1,weights=split,boundary=S(1)",
     "pp2": "tp=1,pp=2,dp=1,microbatches=4",
+    "pp2 two chunks": "tp=1,pp=2,dp=1,microbatches=4,chunks=2",
     "pp2 gpipe recompute": "tp=1,pp=2,dp=1,microbatches=4,schedule=gpipe,recompute=full",
     "dp2 zero0": "tp=1,pp=1,dp=2,zero=0,microbatches=2",
     "dp2 zero1": "tp=1,pp=1,dp=2,zero=1,microbatches=2",
@@ -31,6 +32,11 @@ FOUR_RANKS = {
     ),
     "dp2 tp2 zero3": "tp=2,pp=1,dp=2,zero=3,weights=split,boundary=S(1)",
     "dp2 pp2 zero1": "tp=1,pp=2,dp=2,zero=1,microbatches=2",
+    "tp2 pp2 two chunks recompute": (
+        "tp=2,pp=2,dp=1,weights=split,microbatches=4,chunks=2,recompute=full"
+    ),
+    "dp2 pp2 two chunks zero1": "tp=1,pp=2,dp=2,zero=1,microbatches=2,chunks=2",
+    "dp2 pp2 two chunks zero3": "tp=1,pp=2,dp=2,zero=3,microbatches=4,chunks=2,recompute=full",
     "dp2 pp2 zero3 recompute": "tp=1,pp=2,dp=2,zero=3,microbatches=2,recompute=full",
 }
 
@@ -69,7 +75,7 @@ def _check(verdicts: dict[str, Verdict]) -> None:
 @pytest.mark.parametrize("model", ARCHITECTURES)
 def test_every_layout_equals_one_device(model: str) -> None:
     verdicts = _run(model, {2: TWO_RANKS, 4: FOUR_RANKS})
-    assert len(verdicts) == 15
+    assert len(verdicts) == 19
     _check(verdicts)
 
 

@@ -25,6 +25,7 @@ def test_order() -> None:
     assert [p.name for p in default_pipeline()] == [
         "simplify",
         "split-fused",
+        "split-gate-and-up",
         "guard-empty-mean",
         "replace-causal-mask",
         "cut-blocks",

@@ -5,6 +5,7 @@ from dataclasses import replace
 from autopar.mesh import Mesh
 from autopar.report.diff import diff
 from tests.report import sample
+from tests.report.test_text import in_part
 
 
 def rows(text: str) -> dict[str, str]:
@@ -55,3 +56,13 @@ def test_other_model_is_said_first() -> None:
     assert diff(a, replace(a, model="zoo:gpt2")).startswith(
         "These plans are for different programs"
     )
+
+
+def test_sets_of_ops_that_differ_are_named() -> None:
+    a = in_part(sample.make_plan())
+    more = {"set 1": ("mul",), "set 2": ("to",)}
+    other = rows(diff(a, replace(a, reruns={"model.layers.0": more})))
+    line = other["model.layers.0: set 1 re-runs"]
+    assert "mul ×2, silu, all_gather" in line and line.rstrip().endswith("mul")
+    plain = diff(a, sample.make_plan())
+    assert "blocks recomputed in part" in plain and "absent" in plain

@@ -97,3 +97,37 @@ def test_span_text() -> None:
     assert span_text(()) == "-"
     assert span_text(("a", "b")) == "a, b"
     assert span_text(("a", "b", "c")) == "a … c (3)"
+
+
+def test_sets_of_ops_are_told_with_what_they_free_and_cost() -> None:
+    plan = in_part(sample.make_plan())
+    text = " ".join(printed(plan, width=160).split())
+    wanted = (
+        "set 1 of 2 blocks like model.layers.0 re-runs mul ×2, silu, all_gather: frees 60.0 % of "
+        "10.0 GiB for 2.0 % of its time"
+    )
+    assert wanted in text
+    assert "set 2" not in text  # no block uses it
+    assert "2 in part" in text
+    assert wanted in " ".join(explain(plan).split())
+    told = printed(replace(plan, predicted={}), width=160)
+    assert "re-runs mul ×2, silu, all_gather" in told and "frees" not in told
+
+
+def in_part(plan: Plan) -> Plan:
+    """Two layers of the first stage run some of their ops again."""
+    first = plan.stages[0]
+    sets = {"set 1": ("mul", "mul.1", "silu", "all_gather of mul"), "set 2": ("to",)}
+    chosen = dict.fromkeys(first.blocks[1:3], "set 1")
+    told = {
+        "seconds": 0.02,
+        "block_seconds": 1.0,
+        "kept_bytes": 4 * 2**30,
+        "saved_bytes": 10 * 2**30,
+    }
+    return replace(
+        plan,
+        stages=(replace(first, recompute=(), selective=chosen), *plan.stages[1:]),
+        reruns={"model.layers.0": sets},
+        predicted={**plan.predicted, "reruns": {"model.layers.0": {"set 1": told}}},
+    )

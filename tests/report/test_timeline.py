@@ -50,3 +50,24 @@ def test_a_long_step_is_shown_up_to_a_cut_without_holes(stages: int) -> None:
     # Nothing that begins before the last shown event is missing.
     assert {e for e in events if e.start <= end} == set(shown.events)
     assert "of 256" in shown.note and len(shown.events) < len(events) / 4
+
+
+def test_chunks_are_told_apart_and_each_recomputes_its_own() -> None:
+    plan = sample.make_plan()
+    seconds = [{"forward": 1.0, "backward": 2.0, "recompute": 0.1 * i} for i in range(4)]
+    plan = replace(
+        plan,
+        mesh=replace(plan.mesh, pp=2),
+        schedule="interleaved",
+        chunks=2,
+        microbatches=4,
+        predicted={"stage_seconds": seconds},
+    )
+    events = split_recompute(simulated(plan), [s["recompute"] for s in seconds], 2)
+    # (m + (p - 1) / v) (F + B) with F + B = 2 x 3 seconds.
+    assert max(e.end for e in events) == pytest.approx((4 + 1 / 2) * 6)
+    assert {e.stage for e in events} == {0, 1} and {e.chunk for e in events} == {0, 1}
+    for event in events:
+        if event.kind == "recompute":
+            stage = event.chunk * 2 + event.stage
+            assert event.end - event.start == pytest.approx(0.1 * stage)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.rules.convolution_cases import CONVOLUTION
 from tests.rules.draws import EVEN, SIZE, Case, Draw, aten, broadcast, grad, overload, real, shape
 from tests.rules.execution import Call, call
+from tests.rules.expert_cases import EXPERTS
 from tests.rules.indexing_cases import INDEXING
 from tests.rules.loss_cases import LOSSES
 from tests.rules.pointwise_cases import POINTWISE
@@ -181,6 +182,7 @@ CASES: dict[str, Case] = {
     **REDUCTION,
     **INDEXING,
     **LOSSES,
+    **EXPERTS,
     "embedding": embedding,
     "view": view("view"),
     "reshape": view("reshape"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+import autopar.experts.op  # noqa: F401 - registers the op
 from autopar.placement import Partial, Replicate, ReplicatePartialGrad, Shard
 from autopar.rules import rule_for
 from autopar.rules.strategy import Strategy, strategies
@@ -133,3 +134,20 @@ def test_random_ops_are_sharded_but_never_partial() -> None:
     assert set(attention) == {"replicate", "replicate*", "shard b", "shard g"}
     # Two results: a mark around the op would not know which one it is for.
     assert set(of(call(aten.native_dropout.default, real(4, 4), 0.1, True))) == {"replicate"}
+
+
+def test_tokens_and_experts_are_sharded_together() -> None:
+    count, rows = 4, real(8, 6)
+    matrices = [real(count, 4, 6), real(count, 6, 4)]
+    text = "v0 = tanh.default(x); v0"
+    index = torch.zeros(8, 2, dtype=torch.int64)
+    rest = (None, None, None, None, count, 0, 1, False, text)
+    made = call(torch.ops.autopar.experts.default, rows, index, real(8, 2), *matrices, *rest)
+    found = of(made)
+    assert found["shard e"].operands == (RG, R, RG, S(0), S(0))
+    assert found["shard e"].result == P and found["shard e"].local_op == "own_experts"
+    assert found["shard i"].operands == (RG, R, RG, S(1), S(2))
+    both = found["shard t,e"]
+    assert set(both.operands) == {S(0)} and both.result == S(0) and both.share == 0.5
+    assert both.local_op == "exchanged_experts"
+    assert "shard t,e" not in of(made, 8)

@@ -38,7 +38,7 @@ def measured(plan: Plan, rank: int = 0) -> tuple[Peak, int]:
                     optimizer.zero_grad()
             live.close()
             peak = live.peak()
-            assert "_run" not in vars(program._engine.stage.blocks[0])
+            assert "_run" not in vars(program._engines[0].stage.blocks[0])
             return peak, sum(p.to_local().numel() for p in parameters)
 
 

@@ -1,61 +1,53 @@
-"""What a pipelined stage holds while it runs (values and gradients: test_program.py)."""
+"""torch's schedules run in the order that the cost model prices."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
-from autopar.mesh import Mesh
-from tests.runtime.test_state import make_program
-from tests.runtime.toy import make_batch
-from tests.warm_ranks import run_on_ranks
+from autopar.cost.pipeline import actions
+from autopar.interleaving import refused, round_size
 
-MICROBATCHES = 6
-
-
-def held() -> dict[str, tuple[int, int]]:
-    """Receive buffers alive at most, and after two steps, by schedule."""
-    from autopar.runtime import pipeline
-
-    found = {}
-    for schedule in ("gpipe", "1f1b"):
-        options: dict[str, Any] = {"mesh": Mesh(pp=2), "schedule": schedule}
-        program = make_program({**options, "microbatches": MICROBATCHES})
-        stage = program._stage._schedule._stage
-        most = 0
-
-        def alive(stage: Any = stage) -> int:
-            infos = [*stage.args_recv_info.values(), *stage.grad_recv_info.values()]
-            return sum(info.buffer is not None for group in infos for info in group)
-
-        forward = pipeline._Stage.forward_one_chunk
-
-        def watched(
-            self: Any, *args: Any, forward: Any = forward, alive: Any = alive, **kwargs: Any
-        ) -> Any:
-            nonlocal most
-            most = max(most, alive())
-            return forward(self, *args, **kwargs)
-
-        pipeline._Stage.forward_one_chunk = watched  # type: ignore[method-assign]
-        for step in range(2):
-            program.step(make_batch(program.plan.global_batch, step))
-        pipeline._Stage.forward_one_chunk = forward  # type: ignore[method-assign]
-        found[schedule] = (most, alive())
-    return found
+KINDS = {"FORWARD": "F", "FULL_BACKWARD": "B"}
 
 
-@pytest.fixture(scope="module")
-def buffers() -> list[dict[str, tuple[int, int]]]:
-    return run_on_ranks(held, 2, timeout_seconds=60)
+@dataclass
+class _Stage:
+    """All that torch's constructor looks at."""
+
+    stage_index: int
+    group_size: int
+    num_stages: int
+    group_rank: int = 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage_index == self.num_stages - 1
 
 
-def test_buffers_live_from_receipt_to_backward(
-    buffers: list[dict[str, tuple[int, int]]],
-) -> None:
-    first, last = buffers
-    # The first stage receives gradients only, each used at once; GPipe's last stage holds every
-    # microbatch's input, 1F1B's holds one.
-    assert first == {"gpipe": (0, 0), "1f1b": (0, 0)}
-    assert last == {"gpipe": (MICROBATCHES, 0), "1f1b": (1, 0)}
+def torchs(pp: int, microbatches: int, chunks: int) -> Any:
+    stages: Any = [_Stage(c * pp, pp, pp * chunks) for c in range(chunks)]
+    return ScheduleInterleaved1F1B(stages, microbatches, loss_fn=lambda output, target: output)
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 4])
+@pytest.mark.parametrize("pp", [2, 3, 4, 5])
+def test_interleaved_is_torchs(pp: int, chunks: int) -> None:
+    for microbatches in range(1, 17):
+        if refused(pp, microbatches):
+            with pytest.raises(ValueError, match="multiple of the number of rounds"):
+                torchs(pp, microbatches, chunks)
+            continue
+        schedule = torchs(pp, microbatches, chunks)
+        assert schedule.microbatches_per_round == round_size(pp, microbatches)
+        priced = actions("interleaved", pp, microbatches, chunks)
+        for rank, order in schedule.pipeline_order.items():
+            ran = [
+                (KINDS[a.computation_type.name], a.microbatch_index, a.stage_index)
+                for a in order
+                if a is not None
+            ]
+            assert ran == [(a.kind, a.microbatch, a.chunk * pp + rank) for a in priced[rank]]

@@ -11,6 +11,7 @@ from autopar.mesh import Mesh
 from tests.runtime.toy import make_batch, make_model, make_plan, make_stages
 from tests.warm_ranks import run_on_ranks
 
+INTERLEAVED = {"mesh": Mesh(pp=2), "schedule": "interleaved", "chunks": 2, "microbatches": 4}
 CASES: dict[int, dict[str, dict[str, Any]]] = {
     2: {
         "dp2 zero0": {"mesh": Mesh(dp=2), "zero": 0},
@@ -25,6 +26,9 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "pp2 1f1b": {"mesh": Mesh(pp=2), "microbatches": 4},
         "pp2 one microbatch": {"mesh": Mesh(pp=2), "microbatches": 1},
         "pp2 tied recompute": {"mesh": Mesh(pp=2), "tied": True, "recompute": True},
+        "pp2 two chunks": INTERLEAVED,
+        "pp2 three chunks, rounds of three": {**INTERLEAVED, "chunks": 3, "microbatches": 3},
+        "pp2 two chunks tied recompute": {**INTERLEAVED, "tied": True, "recompute": True},
     },
     4: {
         "pp2 dp2 zero0": {"mesh": Mesh(pp=2, dp=2), "zero": 0, "microbatches": 3},
@@ -43,6 +47,21 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "pp2 tp2": {"mesh": Mesh(pp=2, tp=2)},
         "pp2 tp2 tied": {"mesh": Mesh(pp=2, tp=2), "tied": True},
         "pp4, fewer microbatches": {"mesh": Mesh(pp=4), "microbatches": 2},
+        "pp2 dp2 two chunks zero0": {**INTERLEAVED, "mesh": Mesh(pp=2, dp=2), "zero": 0},
+        "pp2 dp2 two chunks zero1 tied": {
+            **INTERLEAVED,
+            "mesh": Mesh(pp=2, dp=2),
+            "zero": 1,
+            "tied": True,
+        },
+        "pp2 dp2 two chunks zero2": {**INTERLEAVED, "mesh": Mesh(pp=2, dp=2), "zero": 2},
+        "pp2 dp2 two chunks zero3 recompute": {
+            **INTERLEAVED,
+            "mesh": Mesh(pp=2, dp=2),
+            "zero": 3,
+            "recompute": True,
+        },
+        "pp2 tp2 two chunks": {**INTERLEAVED, "mesh": Mesh(pp=2, tp=2)},
     },
 }
 

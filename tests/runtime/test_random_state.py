@@ -40,9 +40,9 @@ def streams() -> dict[str, Any]:
         for step in range(2):
             with stream.step():
                 found[f"{run} {step}"] = drawn(ranks.group("tp").group_name, x)
-                with stream.shared():
+                with stream.shared(0):
                     found[f"{run} {step}"]["shared"] = torch.rand(8)
-                with stream.shared():
+                with stream.shared(0):
                     found[f"{run} {step}"]["shared next"] = torch.rand(8)
         found["untouched"] = torch.equal(before, torch.get_rng_state())
     return found

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import inspect
 
+import pytest
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import Schedule1F1B, _backward
+from torch.distributed.pipelining import (
+    Schedule1F1B,
+    ScheduleInterleaved1F1B,
+    _backward,
+    schedules,
+)
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from autopar.runtime import torch_compat
-from autopar.runtime.pipeline import _Stage
+from autopar.runtime.interleaved import LoopedStage
+from autopar.runtime.pipeline_stage import PlannedStage
 
 
-def test_stage_hooks() -> None:
-    bases = [base for base in _Stage.__mro__ if base is not _Stage]
-    for name in torch_compat.STAGE_HOOKS:
-        assert name in vars(_Stage), name
-        assert any(name in vars(base) for base in bases), name
+@pytest.mark.parametrize(
+    ("stage", "hooks"),
+    [
+        (PlannedStage, torch_compat.STAGE_HOOKS),
+        (LoopedStage, torch_compat.LOOPED_STAGE_HOOKS),
+    ],
+)
+def test_stage_hooks(stage: type, hooks: tuple[str, ...]) -> None:
+    """What is overridden is what torch defines."""
+    torchs = [base for base in stage.__mro__ if base.__module__.startswith("torch.")]
+    for name in hooks:
+        assert name in vars(stage), name
+        assert any(name in vars(base) for base in torchs), name
 
 
 def test_schedule_calls_the_hooks() -> None:
@@ -25,6 +40,9 @@ def test_schedule_calls_the_hooks() -> None:
     for name in ("backward_one_chunk", "perform_reduce_grad", "get_fwd_recv_ops"):
         assert f".{name}(" in source
     assert Schedule1F1B.__mro__[1] is PipelineScheduleSingle
+    looped = inspect.getsource(ScheduleInterleaved1F1B._step_microbatches)
+    for name in torch_compat.LOOPED_STAGE_HOOKS[1:]:
+        assert f"stage.{name}(" in looped
 
 
 def test_fsdp_methods() -> None:
@@ -40,6 +58,7 @@ def test_fsdp_methods() -> None:
 
 
 def test_functions() -> None:
+    assert callable(schedules._batch_p2p)
     assert callable(distributed_c10d._resolve_process_group)
     assert callable(distributed_c10d._set_pg_timeout)
     assert list(inspect.signature(_backward.stage_backward).parameters)[:3] == [

@@ -34,7 +34,7 @@ def count_messages() -> dict[str, dict[str, int]]:
                 ) as gather,
             ):
                 program.step(batch)
-            blocks = len(program._program.blocks)
+            blocks = len(program._programs[0].blocks)
             found[f"pp{pp} zero{zero}"] = {
                 "reduce": reduce.call_count / blocks,
                 "gather": gather.call_count / blocks,

@@ -204,12 +204,15 @@ def make_plan(
     schedule: str = "1f1b",
     precision: str = "fp32",
     recompute: bool = False,
+    chunks: int = 1,
 ) -> Plan:
     names = ["embed", *(f"layer{i}" for i in range(LAYERS)), "head"]
-    size = -(-len(names) // mesh.pp)
+    size = -(-len(names) // (mesh.pp * chunks))
     cuts = [tuple(names[i : i + size]) for i in range(0, len(names), size)]
-    if len(cuts) < mesh.pp:
-        cuts = [tuple(names[:3]), *((n,) for n in names[3:])]
+    stages = mesh.pp * chunks
+    if len(cuts) < stages:
+        first = len(names) - stages + 1
+        cuts = [tuple(names[:first]), *((n,) for n in names[first:])]
     return Plan(
         model="toy",
         fingerprint="",
@@ -227,4 +230,5 @@ def make_plan(
         placements={},
         kinds={},
         sizes={},
+        chunks=chunks,
     )

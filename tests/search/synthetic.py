@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 
-from autopar.block_cost import Alternative, BlockCost, ChainCost
+from autopar.block_cost import Alternative, BlockCost, ChainCost, PartialRecompute, Tied
 from autopar.cluster import Cluster, Device, Link
 from autopar.cost.collective import collective_time
 
@@ -20,7 +20,8 @@ def cluster(ranks: int, memory: int = 80 * 2**30, per_node: int = 8) -> Cluster:
 @dataclass
 class Provider:
     """`layers` equal layers between an embedding and a head; one alternative with whole boundaries
-    and, for tp > 1, one with boundaries split over the sequence."""
+    and, for tp > 1, one with boundaries split over the sequence. `sets`: of ops of a layer that can
+    run again."""
 
     on: Cluster
     layers: int = 6
@@ -29,12 +30,18 @@ class Provider:
     sequence: int = 2048
     heads: int = 8
     tied: bool = False
+    bare_head: bool = False
     fixed_batch: int | None = None
+    sets: bool = False
     asked: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def block_names(self) -> tuple[str, ...]:
         return ("embed", *(f"layers.{i}" for i in range(self.layers)), "head")
+
+    @property
+    def holds_parameters(self) -> tuple[bool, ...]:
+        return (*[True] * (self.layers + 1), not self.bare_head)
 
     def tp_degrees(self, limit: int) -> list[int]:
         return [d for d in range(1, limit + 1) if self.heads % d == 0]
@@ -86,6 +93,16 @@ class Provider:
             passing,
             1e-5 if split else 0.0,
         )
+        if self.sets:
+            kept = layer.saved_bytes
+            sets = [(0.05, 3 * kept // 4), (0.4, kept // 3)]
+            layer = replace(
+                layer,
+                partial=tuple(
+                    PartialRecompute(f"set {i}", (), share * seconds, share * comm, k, kept - k)
+                    for i, (share, k) in enumerate(sets, 1)
+                ),
+            )
         table = self.vocabulary * h // tp
         shared = table if self.tied else 0
         embed = replace(
@@ -98,8 +115,7 @@ class Provider:
             trainable=table,
             saved_bytes=8 * tokens,
             input_bytes=8 * tokens,
-            tied_parameters=shared,
-            tied_trainable=shared,
+            tied=(Tied("table", shared, shared),) if shared else (),
         )
         logits = 2 * table * tokens / 7e14
         head = replace(
@@ -111,6 +127,9 @@ class Provider:
             saved_bytes=passing + 4 * tokens * self.vocabulary // tp,
             input_bytes=passing,
         )
+        if self.bare_head:
+            head = replace(head, parameters=0, trainable=0, tied=())
+            embed = replace(embed, tied=())
         named = [replace(layer, name=f"layers.{i}") for i in range(self.layers)]
         return (embed, *named, head)
 
@@ -119,8 +138,12 @@ def _smaller(one: BlockCost, two: BlockCost) -> BlockCost:
     least = {
         f.name: min(getattr(one, f.name), getattr(two, f.name))
         for f in fields(BlockCost)
-        if f.name not in ("name", "kind")
+        if f.name not in ("name", "kind", "partial")
     }
+    least["partial"] = tuple(
+        replace(a, compute=0.0, comm=0.0, kept=min(a.kept, b.kept), rebuilt=0)
+        for a, b in zip(one.partial, two.partial, strict=True)
+    )
     return replace(one, **least)
 
 

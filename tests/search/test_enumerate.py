@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from autopar.cost.evaluate import evaluate
 from autopar.errors import PassError, UsageError
 from autopar.search import columns, stages
-from autopar.search.best_first import TIE
+from autopar.search.best_first import TIE, solve_stages
 from autopar.search.bounds import bound
 from autopar.search.enumerate import legal_settings, search
 from autopar.search.options import SearchOptions, parse_pins
+from autopar.search.result import SearchResult
 from tests.search.synthetic import Provider, cluster
 
 GIB = 2**30
@@ -25,7 +26,7 @@ def try_everything(provider: Provider, options: SearchOptions) -> float | None:
     for setting in legal_settings(provider, provider.on, options)[0]:
         for known in provider.alternatives(setting.mesh.tp, setting.microbatch):
             cost = known.price()
-            found = stages.solve(columns.build(cost.blocks, setting), limit)
+            found = solve_stages(columns.Chain(cost.blocks), setting, limit, "auto", None)
             if found is not None:
                 assert bound(columns.Chain(cost.blocks), setting).seconds <= found.objective * (
                     1 + 1e-12
@@ -47,9 +48,15 @@ def try_everything(provider: Provider, options: SearchOptions) -> float | None:
     precision=st.sampled_from(["fp32", "bf16-mixed", "bf16"]),
     gib=st.floats(0.3, 6.0),
     tied=st.booleans(),
+    sets=st.booleans(),
+    bare=st.booleans(),
 )
-def test_finds_what_trying_everything_finds(ranks, layers, batch, width, precision, gib, tied):
-    provider = Provider(cluster(ranks), layers=layers, width=width, tied=tied)
+def test_finds_what_trying_everything_finds(
+    ranks, layers, batch, width, precision, gib, tied, sets, bare
+):
+    provider = Provider(
+        cluster(ranks), layers=layers, width=width, tied=tied, sets=sets, bare_head=bare
+    )
     options = SearchOptions(batch, precision=precision, memory_limit=int(gib * GIB))
     result = search(provider, provider.on, options)
     expected = try_everything(provider, options)
@@ -63,6 +70,22 @@ def test_finds_what_trying_everything_finds(ranks, layers, batch, width, precisi
     for recipe in result.recipes:
         if recipe.fits:
             assert recipe.choice.step_seconds >= result.step_seconds * (1 - TIE)
+
+
+def test_blocks_are_recomputed_in_part_where_that_is_cheaper():
+    provider = Provider(cluster(2), width=2048, sets=True)
+    pins, limit = "pp=1,microbatch=4,zero=3", 5 * GIB
+
+    def step(more: str) -> SearchResult:
+        options = SearchOptions(32, memory_limit=limit, pins=parse_pins(f"{pins}{more}"))
+        return search(provider, provider.on, options)
+
+    free, part, whole = step(""), step(",recompute=selective"), step(",recompute=full")
+    assert step(",recompute=none").status == "infeasible"
+    assert not any(s.recompute for s in part.choice.stages)
+    assert "in part" in part.choice.recompute_label
+    assert set(part.choice.reruns["layer"]) <= {"set 1", "set 2"}
+    assert free.step_seconds <= part.step_seconds < whole.step_seconds
 
 
 def test_is_deterministic_and_counts_what_it_did():
@@ -98,8 +121,13 @@ def test_alternatives_are_other_shapes_in_order_with_reasons():
         "schedule=gpipe,pp=4",
         "recompute=full",
         "recompute=none",
+        "recompute=selective",
         "boundary=S(1),tp=4",
         "cuts=layers.3",
+        "schedule=interleaved,pp=2",
+        "chunks=3,tp=2",
+        "chunks=2,pp=2,recompute=full,zero=2,dp=2",
+        "chunks=2,cuts=layers.0+layers.2+layers.4",
         "tp=2,pp=2,dp=2,zero=1,microbatch=1,schedule=1f1b,recompute=full,boundary=R",
     ],
 )
@@ -110,16 +138,16 @@ def test_pins_are_kept(pins):
     assert choice is not None
     for axis in ("tp", "pp", "dp"):
         assert getattr(wanted, axis) in (None, choice.mesh.degree(axis))
-    for name in ("zero", "microbatch", "microbatches", "schedule", "boundary"):
+    for name in ("zero", "microbatch", "microbatches", "schedule", "chunks", "boundary"):
         assert getattr(wanted, name) in (None, getattr(choice, name))
-    assert wanted.recompute in (None, choice.recompute_label)
+    assert wanted.recompute in (None, "selective", choice.recompute_label)
     if wanted.cuts:
         assert [s.blocks[0] for s in choice.stages] == ["embed", *wanted.cuts]
 
 
 def test_1f1b_needs_as_many_microbatches_as_stages():
     provider = Provider(cluster(4))
-    gpipe = search(provider, provider.on, SearchOptions(2, pins=parse_pins("pp=4")))
+    gpipe = search(provider, provider.on, SearchOptions(2, pins=parse_pins("pp=4,chunks=1")))
     assert gpipe.choice.schedule == "gpipe" and gpipe.choice.microbatches <= 2
     with pytest.raises(UsageError, match="at least as many micro-batches as stages"):
         search(provider, provider.on, SearchOptions(2, pins=parse_pins("pp=4,schedule=1f1b")))
@@ -130,6 +158,31 @@ def test_a_batch_that_does_not_divide_is_left_out_with_the_reason():
     result = search(provider, provider.on, SearchOptions(3))
     assert result.choice.mesh.dp == 1
     assert any("global batch 3 does not divide" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_every_stage_has_a_parameter(chunks):
+    provider = Provider(cluster(2), layers=2, width=512, bare_head=True)
+    pins = f"pp=2,microbatch=1,chunks={chunks}"
+    options = SearchOptions(8, memory_limit=40 * GIB, pins=parse_pins(pins))
+    if chunks == 2:
+        with pytest.raises(UsageError, match="more stages than the 3 of 4 blocks with parameters"):
+            search(provider, provider.on, options)
+        return
+    # The head is so slow that it would be a stage of its own.
+    result = search(provider, provider.on, options)
+    assert all(s.blocks != ("head",) for s in result.choice.stages)
+    assert any("no stage holds only head" in note for note in result.notes)
+    other = Provider(cluster(2), layers=2, width=512)
+    free = search(other, other.on, options)
+    assert free.choice.stages[1].blocks == ("head",)
+
+
+def test_given_cuts_that_leave_a_stage_without_parameters_are_refused():
+    provider = Provider(cluster(2), layers=2, bare_head=True)
+    options = SearchOptions(8, memory_limit=40 * GIB, pins=parse_pins("cuts=head"))
+    with pytest.raises(UsageError, match="a stage of the given cuts holds no parameter"):
+        search(provider, provider.on, options)
 
 
 def test_a_fixed_captured_batch_is_respected():

@@ -16,7 +16,7 @@ from autopar.search.infeasible import explain, explain_infeasible, infeasible_er
 from autopar.search.options import SearchOptions, parse_pins
 from autopar.search.smallest_memory import least_peak
 from tests.search.synthetic import Provider, cluster
-from tests.search.test_stages import NUMBERS, block, brute_force
+from tests.search.test_stages import NUMBERS, SETS, block, brute_force
 from tests.search.test_stages import cluster as unit_cluster
 
 MIB = 2**20
@@ -50,10 +50,13 @@ def test_the_smallest_memory_works_and_one_byte_less_does_not():
     pp=st.integers(1, 3),
     m=st.integers(1, 4),
     schedule=st.sampled_from(["gpipe", "1f1b"]),
-    recompute=st.sampled_from(["auto", "none", "full"]),
+    recompute=st.sampled_from(["auto", "selective", "none", "full"]),
+    partial=st.lists(st.lists(SETS, max_size=2).map(tuple), min_size=5, max_size=5),
 )
-def test_least_peak_is_the_smallest_limit_with_a_solution(numbers, pp, m, schedule, recompute):
-    blocks = [block(i, x) for i, x in enumerate(numbers)]
+def test_least_peak_is_the_smallest_limit_with_a_solution(
+    numbers, pp, m, schedule, recompute, partial
+):
+    blocks = [block(i, x, partial=partial[i]) for i, x in enumerate(numbers)]
     setting = Setting(unit_cluster(pp), Mesh(pp, 1, 1), 1, m, schedule)
     table = columns.build(blocks, setting)
     peak = least_peak(table, recompute)

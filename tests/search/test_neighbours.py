@@ -29,6 +29,8 @@ PINS = {
 
 
 def pin_of(change: str) -> str:
+    if change.endswith(" chunks"):
+        return f"chunks={change.removesuffix(' chunks')}"
     name = max((n for n in PINS if change.startswith(n)), key=len)
     return PINS[name].format(change.removeprefix(name).strip())
 
@@ -59,6 +61,8 @@ def test_a_neighbour_is_the_best_plan_with_its_decision(ranks, width, gib):
             f"tp={other.mesh.tp},pp={other.mesh.pp},zero={other.zero},schedule={other.schedule},"
             f"microbatch={other.microbatch},boundary={other.boundary}"
         )
+        if found.change != "schedule interleaved":
+            pins += f",chunks={other.chunks}"
         if "recomputation" in found.change:
             pins += f",recompute={other.recompute_label}"
         same = replace(options, pins=parse_pins(pins))
@@ -72,7 +76,7 @@ def test_a_neighbour_is_the_best_plan_with_its_decision(ranks, width, gib):
 
 def test_what_does_not_fit_says_what_it_needs():
     provider = Provider(cluster(8), width=2048)
-    options = SearchOptions(64, memory_limit=3 * GIB)
+    options = SearchOptions(64, memory_limit=3 * GIB, pins=parse_pins("chunks=1"))
     result = search(provider, provider.on, options)
     needs = {n.change: n.reason for n in result.neighbours if not n.fits}
     assert set(needs) == {"PP 1", "ZeRO-0", "no recomputation", "schedule gpipe"}

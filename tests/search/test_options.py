@@ -13,11 +13,11 @@ NAMES = ("embed", "layers.0", "layers.1", "layers.2", "head")
 
 def test_reads_every_pin():
     text = (
-        "tp=2,pp=2,dp=1,zero=3,microbatch=1,microbatches=8,schedule=gpipe,recompute=full,"
+        "tp=2,pp=2,dp=1,zero=3,microbatch=1,microbatches=8,schedule=gpipe,chunks=1,recompute=full,"
         "boundary=S(1),weights=split,cuts=layers.1"
     )
     pins = parse_pins(text)
-    assert pins == Pins(2, 2, 1, 3, 1, 8, "gpipe", "full", "S(1)", "split", ("layers.1",))
+    assert pins == Pins(2, 2, 1, 3, 1, 8, "gpipe", 1, "full", "S(1)", "split", ("layers.1",))
     assert parse_pins(str(pins)) == pins
     assert parse_pins("") == Pins()
     assert parse_pins(" tp = 4 , ") == Pins(tp=4)
@@ -34,7 +34,7 @@ def test_reads_every_pin():
         ("tp=2,tp=4", "pinned twice"),
         ("zero=4", "choose one of 0, 1, 2, 3"),
         ("schedule=1fb1", "did you mean 1f1b"),
-        ("recompute=some", "choose one of none, full"),
+        ("recompute=some", "choose one of none, selective, full"),
         ("boundary=foo", "boundary=foo is not known"),
         ("boundary=P", "give R, or S"),
     ],

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.workflow.configuration import cut_evenly, part_sizes
+from autopar.workflow.configuration import cut_by_parameters, cut_evenly, part_sizes
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,23 @@ def test_ends_go_with_the_first_and_last_layer():
     assert [p.blocks for p in parts] == [("embed", "a", "b"), ("c", "d", "norm", "head")]
     assert [p.recompute for p in parts] == [("a", "b"), ("c", "d")]
     assert all(p.recompute == () for p in cut_evenly(names, (1, 2), 4, recompute=False))
+
+
+@pytest.mark.parametrize(
+    ("layers", "head", "parts", "expected"),
+    [
+        # nanotron's 1.34B: layers of 67.1M, a head of 268M; a share is 10 layers, not passed by 10.
+        (16, 4, 2, [11, 5]),
+        (8, 0, 2, [5, 3]),
+        # 2, 1, 1, 0 would leave the last part empty: as many each, then.
+        (4, 0, 4, [1, 1, 1, 1]),
+    ],
+)
+def test_a_part_ends_with_the_layer_that_passes_its_share(layers, head, parts, expected):
+    names = ["embed", *map(str, range(layers)), "head"]
+    weights = [10, *[1] * layers, head]
+    found = cut_by_parameters(names, weights, (1, 1), parts, recompute=False)
+    sizes = [len(p.blocks) for p in found]
+    sizes[0], sizes[-1] = sizes[0] - 1, sizes[-1] - 1
+    assert sizes == expected
+    assert [n for p in found for n in p.blocks] == names

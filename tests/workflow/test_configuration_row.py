@@ -40,6 +40,28 @@ def test_a_gated_model_by_its_parameters_or_its_name():
     assert not read_row(llama | {"params_b": "", "model": "GPT"}).architecture.gated
 
 
+def test_a_llama_of_four_times_the_width_is_gated():
+    row = ROW | {"hidden": "2048", "ffn": "8192", "heads": "32", "vocab": "131072", "layers": "16"}
+    row |= {"params_b": "1.34"}
+    for name, gated in (("Llama-like 1.34B", True), ("1.34B", False)):
+        found = read_row(row | {"model": name}).architecture
+        assert (found.gated, found.tied) == (gated, gated)
+        assert found.parameters(16) == pytest.approx(1.34e9, rel=0.01)
+
+
+def test_where_gradients_live():
+    row = ROW | {"precision": "bf16 (fp32 grad accumulation)", "dp": "2", "n_gpus": "32"}
+    row |= {"n_nodes": "4"}
+    added = read_row(row).configuration
+    assert added.precision == "bf16-mixed" and added.by_parameters
+    assert added.practice.gradient_buffer == "end" and added.practice.gradient_buckets
+    assert not read_row(row | {"zero": "1"}).configuration.practice.gradient_buckets
+    kept = read_row(row | {"dp_mode": "Megatron-DeepSpeed"}).configuration
+    assert kept.precision == "bf16-accumulated" and not kept.by_parameters
+    assert kept.practice.gradient_buffer == "each" and not kept.practice.gradient_buckets
+    assert read_row(ROW).configuration.practice.gradient_buffer == ""
+
+
 def test_what_is_not_stated():
     found = read_row(ROW | {"recompute": "", "heads": "", "sp": "", "zero": ""})
     assert found.assumed == ("recompute", "heads")

@@ -14,16 +14,24 @@ from autopar.runtime.live_bytes import TERMS
 from autopar.workflow.dry_memory import dry_memory
 from autopar.workflow.model_costs import prepare
 
-# Stage, pins, and what the prediction may be off by: it is to be above rather than below.
+# Stage and pins.
 LAYOUTS = (
-    (0, "dp=8,zero=0,recompute=none", 0.05),
-    (0, "dp=8,zero=1,microbatches=2,recompute=none", 0.05),
-    (0, "dp=8,zero=3,microbatches=2,recompute=none", 0.05),
-    (0, "tp=8,weights=split,microbatches=2,recompute=none", 0.05),
-    (0, "pp=2,tp=2,dp=2,zero=1,microbatches=4,weights=split,recompute=none", 0.05),
-    (1, "pp=2,tp=4,microbatches=4,weights=split,recompute=full", 0.08),
+    (0, "dp=8,zero=0,recompute=none"),
+    (0, "dp=8,zero=1,microbatches=2,recompute=none"),
+    (0, "dp=8,zero=3,microbatches=2,recompute=none"),
+    (0, "dp=8,zero=3,microbatches=2,recompute=full"),
+    (0, "tp=8,weights=split,microbatches=2,recompute=none"),
+    (0, "pp=2,tp=2,dp=2,zero=1,microbatches=4,weights=split,recompute=none,schedule=1f1b"),
+    (0, "pp=2,dp=4,zero=1,microbatches=2,recompute=none,schedule=1f1b"),
+    (0, "pp=2,dp=4,zero=3,microbatches=2,recompute=full,schedule=1f1b"),
+    (1, "pp=2,tp=4,microbatches=4,weights=split,recompute=full,schedule=1f1b"),
+    (0, "pp=2,tp=4,microbatches=4,weights=split,recompute=full,schedule=gpipe"),
 )
-LOWEST = -0.02
+# A limit between that without recomputation and that of whole blocks: some run again in part.
+IN_PART = ("dp=8,zero=3,microbatches=2,recompute=selective", "44MiB")
+# Total, and each term (of its own size, or of the total where it is small). GPipe's last layout is
+# predicted 4.3 % too high: buffers of a recomputed backward.
+MOST, GPIPE_MOST, TERM_MOST, TERM_OF_TOTAL = 0.02, 0.05, 0.1, 0.05
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +55,9 @@ def llama() -> tuple[nn.Module, Program]:
     return model, prepare(program, program.sizes)
 
 
-@pytest.mark.parametrize(("stage", "pins", "above"), LAYOUTS)
+@pytest.mark.parametrize(("stage", "pins"), LAYOUTS)
 def test_prediction_is_what_is_allocated(
-    llama: tuple[nn.Module, Program], stage: int, pins: str, above: float
+    llama: tuple[nn.Module, Program], stage: int, pins: str
 ) -> None:
     model, program = llama
     outcome = search_program(
@@ -64,7 +72,29 @@ def test_prediction_is_what_is_allocated(
     predicted = outcome.plan.predicted["memory_per_stage"][stage]
     found = dry_memory(model, program, outcome.plan, stage)
     off = predicted["total"] / found.total - 1
-    assert LOWEST <= off <= above, f"{off:+.1%}: {predicted}, {found}"
-    for term in ("optimizer", "activations"):
-        assert predicted[term] >= 0.98 * found.terms[term]
+    assert -MOST <= off <= (GPIPE_MOST if "gpipe" in pins else MOST), (
+        f"{off:+.1%}: {predicted}, {found}"
+    )
+    for term, size in found.terms.items():
+        most = max(TERM_MOST * size, TERM_OF_TOTAL * found.total)
+        assert abs(predicted[term] - size) <= most, f"{term}: {predicted}, {found}"
     assert set(found.terms) == set(TERMS)
+
+
+def test_blocks_recomputed_in_part_take_what_is_predicted(
+    llama: tuple[nn.Module, Program],
+) -> None:
+    model, program = llama
+    pins, limit = IN_PART
+    outcome = search_program(
+        program,
+        Cluster.parse("cpu:8"),
+        global_batch_size=32,
+        pins=pins,
+        memory_limit=limit,
+        explain=False,
+    )
+    assert outcome.plan is not None and "in part" in outcome.plan.recompute_label
+    predicted = outcome.plan.predicted["memory_per_stage"][0]["total"]
+    found = dry_memory(model, program, outcome.plan, 0)
+    assert predicted / found.total - 1 == pytest.approx(0, abs=MOST), found

@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from autopar.api import search_program
 from autopar.cluster import Cluster
 from autopar.errors import PassError
 from autopar.passes.capture import capture
+from autopar.program import Program
 from autopar.search.placement_objective import Solution
 from autopar.workflow import placed_blocks
 from autopar.workflow.model_costs import ModelCosts, prepare
@@ -92,3 +94,57 @@ def test_a_second_solver_confirms_the_placements(monkeypatch: pytest.MonkeyPatch
     )
     with pytest.raises(PassError, match="elimination finds 1"):
         found.confirm(found.alternatives(2, 4)[0].price(), 2, 4)
+
+
+class Factorised(nn.Module):
+    """An embedding and a projection that the head uses again; two layers share a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.project = nn.Embedding(32, 8), nn.Linear(8, 16, bias=False)
+        self.first, self.second, self.third = (nn.Linear(16, 16) for _ in range(3))
+        self.third.weight = self.first.weight
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.project(self.embed(ids))
+        for layer in (self.first, self.second, self.third):
+            x = x + layer(x).relu()
+        logits = x @ self.project.weight @ self.embed.weight.t()
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+@pytest.fixture(scope="module")
+def factorised() -> Program:
+    ids = torch.zeros(4, 6, dtype=torch.int64)
+    return capture(Factorised(), {"ids": ids, "labels": ids})
+
+
+def test_tied_parameters_by_the_blocks_that_hold_them(factorised: Program) -> None:
+    prepared = prepare(factorised, factorised.sizes)
+    found = ModelCosts(prepared, Cluster.parse("cpu:2"), factorised.sizes)
+    assert found.block_names == ("embed", "project", "first", "second", "third", "head")
+    chain = found.alternatives(1, 4)[0].price().blocks
+    held = [{t.group: (t.parameters, t.trainable) for t in b.tied} for b in chain]
+    embed, project = {"embed.weight": (256, 256)}, {"project.weight": (128, 128)}
+    first = {"first.weight": (256, 256)}
+    assert held == [embed, project, first, {}, first, embed | project]
+    # The head is placed with both that it shares a parameter with.
+    assert sorted(map(sorted, found.groups)) == [
+        ["embed", "head", "project"], ["first", "third"], ["second"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "pins", ["pp=2,zero=3", "pp=2,tp=2,weights=split", "pp=4", "dp=4,zero=3", "pp=4,zero=2"]
+)
+def test_search_and_evaluation_agree_on_several_groups(factorised: Program, pins: str) -> None:
+    """`search_program` raises `PassError` where they don't."""
+    outcome = search_program(
+        factorised,
+        Cluster.parse("cpu:4"),
+        global_batch_size=16,
+        pins=pins,
+        memory_limit="1GiB",
+        explain=False,
+    )
+    assert outcome.plan is not None

@@ -75,11 +75,11 @@
       grid: { left: 58, right: 76, top: 44, bottom: 22 },
       xAxis: { type: "value", max: most, interval: step(most, 1024), axisLabel: { ...axisText(), formatter: (v) => bytes(v), showMaxLabel: false },
         splitLine: { lineStyle: { color: color("faint") } } },
-      yAxis: { type: "category", inverse: true, data: stages.map((_, i) => "stage " + i), axisTick: { show: false },
+      yAxis: { type: "category", inverse: true, data: stages.map((_, i) => holder + i), axisTick: { show: false },
         axisLine: { lineStyle: { color: color("line") } }, axisLabel: axisText() },
       tooltip: { ...tooltip(), trigger: "axis", axisPointer: { type: "none" }, formatter: (ps) => {
         const s = stages[ps[0].dataIndex];
-        return "<b>stage " + ps[0].dataIndex + "</b><br>" + terms.map((t) => t + "  " + bytes(s[t])).join("<br>") +
+        return "<b>" + holder + ps[0].dataIndex + "</b><br>" + terms.map((t) => t + "  " + bytes(s[t])).join("<br>") +
           "<br><b>total  " + bytes(s.total) + "</b>" + (limit ? "<br>limit  " + bytes(limit) : "");
       } },
       series,
@@ -94,8 +94,11 @@
     return unit * power * [1, 2, 5, 10].find((f) => f * power >= rough);
   }
 
+  // What a row is: a stage, or a rank that holds several.
+  const holder = data.timeline.chunks > 1 ? "rank " : "stage ";
+
   function drawTimeline() {
-    const { events, stages, note } = data.timeline;
+    const { events, stages, chunks, note } = data.timeline;
     document.getElementById("timeline-note").textContent = note;
     if (!events.length) return nothing("timeline");
     const end = Math.max(...events.map((e) => e[4]));
@@ -104,13 +107,14 @@
       grid: { left: 58, right: 16, top: 6, bottom: 62, show: true, backgroundColor: color("idle"), borderWidth: 0 },
       xAxis: { type: "value", min: 0, max: end, axisLabel: { ...axisText(), formatter: seconds, showMaxLabel: true, hideOverlap: true },
         splitLine: { show: false }, axisLine: { show: true, lineStyle: { color: color("line") } } },
-      yAxis: { type: "category", inverse: true, data: Array.from({ length: stages }, (_, i) => "stage " + i),
+      yAxis: { type: "category", inverse: true, data: Array.from({ length: stages }, (_, i) => holder + i),
         axisTick: { show: false }, axisLine: { show: false }, axisLabel: axisText(),
         splitLine: { show: true, lineStyle: { color: color("card"), width: 4 } } },
       dataZoom: [{ type: "inside", filterMode: "weakFilter" }, { type: "slider", filterMode: "weakFilter", height: 18, bottom: 10,
         labelFormatter: seconds, textStyle: axisText(), borderColor: color("line"), brushSelect: false }],
       tooltip: { ...tooltip(), formatter: (p) => { const e = events[p.dataIndex];
-        return "stage " + e[0] + ", micro-batch " + e[2] + "<br><b>" + escape(e[1]) + "  " + seconds(e[4] - e[3]) +
+        const part = chunks > 1 ? ", chunk " + e[5] : "";
+        return holder + e[0] + part + ", micro-batch " + e[2] + "<br><b>" + escape(e[1]) + "  " + seconds(e[4] - e[3]) +
           "</b><br>from " + seconds(e[3]) + " to " + seconds(e[4]); } },
       series: [{ type: "custom", encode: { x: [2, 3], y: 0 }, data: events.map((e) => [e[0], e[2], e[3], e[4]]), clip: true,
         renderItem: (params, api) => {
@@ -124,7 +128,8 @@
           if (!box) return null;
           const gap = box.width > 5 ? 0.5 : 0;
           const label = String(e[2]);
-          return { type: "rect", shape: { ...box, width: box.width - gap }, style: { fill: color(KIND[e[1]] || "grey") },
+          return { type: "rect", shape: { ...box, width: box.width - gap }, // Earlier chunks are lighter.
+            style: { fill: color(KIND[e[1]] || "grey"), opacity: chunks > 1 ? 0.5 + 0.5 * e[5] / (chunks - 1) : 1 },
             textContent: box.width > 5 + 7 * label.length && e[1] !== "recompute"
               ? { style: { text: label, fill: "#fff", fontSize: 11 } } : undefined,
             textConfig: { position: "inside" } };

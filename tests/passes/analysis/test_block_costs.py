@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from torch import fx
 
-from autopar.block_cost import BlockCost
+from autopar.block_cost import BlockCost, Tied
 from autopar.cost.collective import collective_time
 from autopar.parts import Slot
 from autopar.passes.analysis.block_costs import block_cost
@@ -32,9 +30,9 @@ def rewritten(chosen: dict[str, str], ranks: int) -> tuple[fx.GraphModule, tuple
     return graph, slots
 
 
-def price(chosen: dict[str, str], ranks: int, tied: set[str] | None = None) -> BlockCost:
+def price(chosen: dict[str, str], ranks: int, tied: dict[str, str] | None = None) -> BlockCost:
     graph, slots = rewritten(chosen, ranks)
-    return block_cost("b", KIND, graph, slots, toys.axis(ranks), tied or set())
+    return block_cost("b", KIND, graph, slots, toys.axis(ranks), tied or {})
 
 
 def test_one_rank_has_no_communication_and_all_parameters() -> None:
@@ -43,7 +41,7 @@ def test_one_rank_has_no_communication_and_all_parameters() -> None:
     width = toys.WIDTH
     assert cost.parameters == cost.trainable == 2 * width + 2 * 4 * width * width + 5 * width
     assert cost.input_bytes == cost.boundary_bytes == HIDDEN
-    assert cost.tied_parameters == 0
+    assert cost.tied == ()
 
 
 def test_the_price_is_the_sum_over_the_graph() -> None:
@@ -94,6 +92,11 @@ def test_partial_gradients_of_parameters_are_summed_once() -> None:
 
 
 def test_tied_parameters() -> None:
-    tied = price({}, 1, {"layers.0.up.weight"})
-    assert tied.tied_parameters == tied.tied_trainable == 64 * 16
-    assert replace(price({}, 1, {"other"}), name="x").tied_parameters == 0
+    up, down, bias = (f"layers.0.{n}" for n in ("up.weight", "down.weight", "up.bias"))
+    tied = price({}, 1, {up: "one", down: "two", bias: "one"})
+    assert set(tied.tied) == {
+        Tied("one", 64 * 16 + 64, 64 * 16 + 64),
+        Tied("two", 64 * 16, 64 * 16),
+    }
+    assert tied.tied_parameters == 2 * 64 * 16 + 64 and tied.tied_as("three") == Tied("three", 0, 0)
+    assert price({}, 1, {"other": "one"}).tied == ()

@@ -57,6 +57,17 @@ def test_layers_that_differ_are_kinds_of_their_own() -> None:
     assert len(toys.blocks("gemma2").chain) == 6 and sum(map(len, kinds.values())) == 6
 
 
+def test_layers_are_of_a_kind_only_if_they_tie_the_same_parameters() -> None:
+    model = toys.Mlp(layers=5)
+    model.layers[3].up.weight = model.layers[1].up.weight
+    found = analyse_blocks(capture(model, toys.batch()))
+    layers = [f"layers.{i}" for i in range(5)]
+    assert [found.block(n).kind for n in layers] == [layers[i] for i in (0, 1, 0, 1, 0)]
+    model.layers[4].up.weight, model.head.weight = model.layers[0].up.weight, model.embed.weight
+    found = analyse_blocks(capture(model, toys.batch()))
+    assert [found.block(n).kind for n in layers] == [layers[i] for i in (0, 1, 2, 1, 0)]
+
+
 def test_a_model_without_numbered_modules_is_cut_at_the_children() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

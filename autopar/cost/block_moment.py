@@ -1,0 +1,111 @@
+"""Bytes of one block while its backward runs, beside what was kept for it, and what it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from autopar.block_cost import BlockCost
+from autopar.cost.memory import gradient_bytes, reducing_bytes
+from autopar.cost.setting import Setting
+
+
+def sharded(setting: Setting) -> bool:
+    """Whether FSDP2 runs the blocks."""
+    return setting.fsdp
+
+
+def delayed(setting: Setting) -> bool:
+    """Whether gradients stay whole until the last backward of the step (ZeRO-1)."""
+    return setting.zero == 1 and setting.microbatches > 1
+
+
+def handed_on_bytes(block: BlockCost, setting: Setting) -> int:
+    """The copy of a block's gradients that is reduced while the block before it works."""
+    return 0 if delayed(setting) else reducing_bytes(block, setting)
+
+
+def casts(setting: Setting) -> bool:
+    """Whether the runtime casts parameters once for a step; FSDP2 casts what it gathers. Autograd
+    then casts gradients back at the end of a whole backward."""
+    if setting.practice.gradient_buffer:
+        return setting.practice.gradient_buffer == "end"
+    return not sharded(setting) and setting.bytes.compute != setting.bytes.storage
+
+
+def left_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str]) -> int:
+    """Gradients in the compute type that a block leaves to the end of the backward: all where they
+    are cast back then, under FSDP2 those of `rooted` groups of parameters."""
+    if casts(setting):
+        return block.trainable * setting.bytes.compute
+    if not sharded(setting) or delayed(setting):
+        return 0
+    return sum(t.trainable for t in block.tied if t.group in rooted) * setting.bytes.compute
+
+
+def gathered_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str]) -> int:
+    """What ZeRO-3 gathers for one block and frees again. `rooted`: groups of parameters that
+    another block of the stage holds too belong to the root of FSDP2, which stays gathered."""
+    if setting.mesh.dp == 1 or setting.zero < 3:
+        return 0
+    elsewhere = sum(t.parameters for t in block.tied if t.group in rooted)
+    return (block.parameters - elsewhere) * setting.bytes.compute
+
+
+def made_bytes(block: BlockCost, setting: Setting) -> int:
+    """Gradients that a block has made by its end, in the first backward of a step: none where they
+    were there before."""
+    ready = casts(setting) or bool(setting.practice.gradient_buffer)
+    return 0 if ready else gradient_bytes(block.trainable, setting)
+
+
+def inside_bytes(block: BlockCost) -> int:
+    """The most that comes and goes inside a block's backward, on top of all that it saved. The
+    gradients of its parameters stay to its end: parameters are read before all else, so autograd
+    comes to them last."""
+    return max(0, max(block.transient_bytes, block.reduced_transient_bytes) - block.shared_bytes)
+
+
+def forward_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str]) -> int:
+    """The most that a block works with and has gathered in its forward, on top of all that it
+    saves. FSDP2 keeps the buffer that parameters were gathered in until the next block's are."""
+    gathered = gathered_bytes(block, setting, rooted=rooted)
+    return max(0, block.forward_transient_bytes - block.shared_bytes) + 2 * gathered
+
+
+def end_bytes(block: BlockCost, setting: Setting, *, first: bool) -> int:
+    """What is there at the end of a block's backward, when nothing of what it saved is left.
+
+    `first`: backward of a step, which makes the gradients that later ones are added to.
+    """
+    size = setting.bytes
+    fresh = block.trainable * size.compute
+    if not sharded(setting):
+        return fresh
+    own = gradient_bytes(block.trainable, setting) if first else 0
+    if not delayed(setting):
+        return own + fresh + block.trainable * size.reduce
+    if first:
+        return own + (fresh if size.compute != size.gradient else 0)
+    return max(fresh, block.trainable * size.reduce)
+
+
+def working_bytes(
+    block: BlockCost, after: BlockCost | None, setting: Setting, *, first: bool
+) -> int:
+    """The larger of both, over what the block saved; `after` it in the stage a block may be reduced
+    meanwhile."""
+    beside = handed_on_bytes(after, setting) if after is not None else 0
+    return max(
+        inside_bytes(block) + beside,
+        end_bytes(block, setting, first=first) - block.saved_bytes,
+    )
+
+
+def end_parameter_bytes(elements: int, setting: Setting) -> int:
+    """Parameters at the end of the step, when copies of them are given back."""
+    return setting.shard(elements) * setting.bytes.storage
+
+
+def end_gradient_bytes(trainable: int, setting: Setting) -> int:
+    """Gradients at the end of the step: scattered by then, whenever that was."""
+    return setting.shard(trainable) * setting.bytes.gradient

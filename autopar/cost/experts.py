@@ -1,0 +1,137 @@
+"""Seconds of a layer's experts on one rank: two grouped products, and rows that are moved.
+
+Rows are taken to be routed uniformly and independently. n of a layer's rows then fall on each of r
+ranks on average, and on the busiest, for which the others wait, about
+
+    n + sqrt(2 n (1 - 1/r) ln r)
+
+(the bound on the mean of the greatest of r sub-Gaussian numbers; Boucheron, Lugosi, Massart,
+Concentration Inequalities, theorem 2.5). Within a rank each expert gets its even share. Sorting the
+rows, a few bytes of each, is not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log, sqrt
+
+from autopar.cluster import Cluster, Device
+from autopar.cost.collective import collective_time
+from autopar.cost.compute import OpTime, op_time
+from autopar.cost.matmul_efficiency import matmul_seconds
+from autopar.experts import EXCHANGED
+from autopar.op_call import OpCall, Operand
+from autopar.program import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsTime:
+    """`weights`: the part of `backward` for the gradients of the experts' weights."""
+
+    forward: OpTime
+    backward: float
+    weights: float
+    bytes_moved: float
+
+
+def busiest_rows(rows: float, ranks: int) -> float:
+    """Rows on the busiest of `ranks`, of `rows` on average."""
+    if ranks <= 1 or rows <= 0:
+        return rows
+    return rows + sqrt(2 * rows * (1 - 1 / ranks) * log(ranks))
+
+
+def experts_time(op: OpCall, device: Device) -> ExpertsTime:
+    """Price of a call whose types are local: its experts may be a part of all."""
+    sizes = _Sizes.of(op)
+    dtype = str(sizes.up.dtype).removeprefix("torch.")
+
+    def product(columns: int, inner: int) -> float:
+        return matmul_seconds(sizes.here, ceil(sizes.each), columns, inner, dtype, device)
+
+    def of_weight(left: int, right: int) -> float:
+        return matmul_seconds(sizes.here, left, right, ceil(sizes.each), dtype, device)
+
+    w, h, i = sizes.width, sizes.hidden, sizes.inner
+    # Each part is written once and read once: gathered, projected, activated, made, weighted.
+    row_bytes = 2 * sizes.rows * (2 * h + w + i) * sizes.up.dtype.itemsize
+    moved = float(row_bytes + sum(t.nbytes for t in op.types) + op.result.nbytes)
+    forward = op_time(product(w, h) + product(h, i), moved, device)
+    if not any(t.requires_grad for t in (*op.types, *op.results)):
+        return ExpertsTime(forward, 0.0, 0.0, moved)
+    # The activation is computed again, and every value of the forward has a gradient.
+    grads = sum(t.nbytes for t in op.types if t.requires_grad)
+    values = product(i, h) + (product(h, w) if op.types[0].requires_grad else 0.0)
+    weights = of_weight(w, h) if sizes.up.requires_grad else 0.0
+    weights += of_weight(h, i) if sizes.down.requires_grad else 0.0
+    backward = op_time(values + weights, 2 * moved + grads, device).seconds
+    return ExpertsTime(forward, backward, min(weights, backward), moved)
+
+
+def exchange_seconds(op: OpCall, stride: int, cluster: Cluster) -> tuple[float, float]:
+    """Seconds of the all-to-alls of a call whose tokens are spread over ranks, forward and
+    backward; zero for others. Forward: counts, rows and their weights there, rows back."""
+    ranks = _spread(op)
+    if ranks <= 1:
+        return 0.0, 0.0
+    sizes = _Sizes.of(op)
+    row = sizes.hidden * sizes.up.dtype.itemsize
+
+    def seconds(nbytes: float) -> float:
+        return collective_time("all_to_all", nbytes, ranks, stride, cluster)
+
+    rows = ranks * sizes.rows
+    weight = _operand(op, "weights")
+    there, weights = seconds(rows * row), seconds(rows * weight.dtype.itemsize)
+    counts = seconds(8.0 * ranks * int(op.named("experts")))
+    forward = counts + 2 * there + weights
+    return forward, 2 * there + weights if any(t.requires_grad for t in op.types) else 0.0
+
+
+def _spread(op: OpCall) -> int:
+    """Over how many ranks the tokens are spread whose rows come to this one."""
+    return int(op.named("ranks") if op.op_name == EXCHANGED else op.named("spread", 1))
+
+
+def backward_flops(op: OpCall, flops: float) -> float:
+    """FLOPs of the backward, from those of the forward: each product again for each factor that
+    needs a gradient. What goes into the second product always needs one."""
+    sizes = _Sizes.of(op)
+    first = flops * sizes.width / (sizes.width + sizes.inner)
+    needed = first * (op.types[0].requires_grad + sizes.up.requires_grad)
+    return needed + (flops - first) * (1 + sizes.down.requires_grad)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """`rows` of the busiest rank, `each` of an expert of it; `width`: columns of gate and up."""
+
+    here: int
+    rows: float
+    each: float
+    hidden: int
+    inner: int
+    width: int
+    up: TensorType
+    down: TensorType
+
+    @classmethod
+    def of(cls, op: OpCall) -> _Sizes:
+        up, down = _operand(op, "up"), _operand(op, "down")
+        index = _operand(op, "index")
+        transposed = bool(op.named("transposed"))
+        here, *sides = down.shape
+        hidden, inner = reversed(sides) if transposed else sides
+        parts = 2 if isinstance(op.named("gate"), Operand) else 1
+        width = parts * up.shape[2 if transposed else 1]
+        experts = int(op.named("experts"))
+        rows = busiest_rows(
+            index.numel * _spread(op) * here / experts, max(1, experts // max(1, here))
+        )
+        return cls(here, rows, rows / max(1, here), hidden, inner, width, up, down)
+
+
+def _operand(op: OpCall, name: str) -> TensorType:
+    found = op.named(name)
+    assert isinstance(found, Operand)
+    return op.types[found.index]

@@ -1,0 +1,212 @@
+"""The five terms of a stage at the fullest moment of a step, found among the moments of a step.
+
+A moment is a block's backward in one of the stage's backwards. With k micro-batches alive when that
+backward starts, there are at it
+
+    what k - 1 micro-batches keep in the whole stage, shared values included
+    what the oldest keeps in the blocks up to this one, and what is rebuilt if it is recomputed
+    what the block works with (`autopar.cost.block_moment`)
+    its gathered parameters (ZeRO-3), and those of the block before it, which is prefetched; in the
+        forward the buffer that they came in instead
+    gradients: in the first backward of a step those of the blocks behind it; later all. Where
+        parameters are cast without FSDP2, also those of the blocks behind it in the compute type
+    values and gradients under way across the borders of the stage
+
+beside parameters and optimizer states. Of the backwards two can be the fullest: the first, and the
+one after it, which has all gradients and as many micro-batches or one less (`Setting.phases`). The
+end of the step has all gradients and scratch, and no activations.
+
+What recomputation frees before a block depends on which blocks are recomputed. The search wants a
+form that depends on their number and kind alone, so here are bounds that are reached when nothing
+is recomputed and when all is (the largest error in between is one block that is rebuilt):
+
+- k micro-batches keep k x (everything - what recomputation frees);
+- blocks behind a block have given back at least what they keep when they are recomputed;
+- a block that is not recomputed has before it at most what it has when nothing is recomputed;
+- recomputation of one kind (as many bytes freed and rebuilt) counts with the fullest block of the
+  stage that could be recomputed in that way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.block_cost import FULL, BlockCost, PartialRecompute, tie_groups
+from autopar.cost.block_moment import (
+    end_gradient_bytes,
+    end_parameter_bytes,
+    forward_bytes,
+    gathered_bytes,
+    left_bytes,
+    made_bytes,
+    working_bytes,
+)
+from autopar.cost.memory import (
+    StageMemory,
+    bucket_bytes,
+    gradient_bytes,
+    optimizer_bytes,
+    parameter_bytes,
+    scratch_bytes,
+    tied_gathered_bytes,
+)
+from autopar.cost.setting import Phase, Setting
+
+
+def kind_of(block: BlockCost, again: PartialRecompute) -> tuple[int, int]:
+    """Recomputation of a kind frees as many bytes, and rebuilds as many."""
+    return block.saved_bytes - again.kept, again.rebuilt
+
+
+def rooted(blocks: Sequence[BlockCost]) -> frozenset[str]:
+    """The groups of tied parameters that several blocks of a stage hold: no block owns them."""
+    holders = Counter(t.group for b in blocks for t in b.tied)
+    return frozenset(group for group, count in holders.items() if count > 1)
+
+
+def received_bytes(block: BlockCost, received: int) -> int:
+    """Of a stage's input, what its first block does not itself keep."""
+    return max(0, received - min(block.saved_input_bytes, block.input_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """Bytes at a block's backward, without those of the k - 1 micro-batches that are behind."""
+
+    activations: int
+    gradients: int
+    gathered: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        return self.activations + self.gradients + self.gathered + self.buffers
+
+
+def stage_memory(
+    blocks: Sequence[BlockCost],
+    start: int,
+    stop: int,
+    recompute: Collection[str] | Mapping[str, str],
+    stage: int,
+    setting: Setting,
+    phases: Sequence[Phase] | None = None,
+) -> StageMemory:
+    """Memory of stage number `stage`, holding `blocks[start:stop]` of the chain.
+
+    `recompute`: names of blocks, or in which way each of them is recomputed (the label of one of
+    its `options`); `phases`: the backwards that may be the fullest, if not those of
+    the stated schedule.
+    """
+    mine = blocks[start:stop]
+    received = blocks[start - 1].boundary_bytes if start else 0
+    sent = blocks[stop - 1].boundary_bytes if stop < len(blocks) else 0
+    labels = recompute if isinstance(recompute, Mapping) else dict.fromkeys(recompute, FULL)
+    again = {b.name: b.option(labels[b.name]) for b in mine if b.name in labels}
+    found = _Stage(mine, again, received, sent, setting)
+    options = [found.at(phase) for phase in phases or setting.phases(stage)]
+    return max([*options, found.end()], key=lambda memory: memory.total)
+
+
+class _Stage:
+    def __init__(
+        self,
+        blocks: Sequence[BlockCost],
+        recompute: Mapping[str, PartialRecompute],
+        received: int,
+        sent: int,
+        setting: Setting,
+    ) -> None:
+        self.blocks, self.setting = blocks, setting
+        self.received, self.sent = received, sent
+        self.again = {kind_of(b, recompute[b.name]) for b in blocks if b.name in recompute}
+        self.shared = max(b.shared_bytes for b in blocks)
+        self.passing = received_bytes(blocks[0], received) + sent + self.shared
+        self.kept = self.passing + sum(
+            recompute[b.name].kept if b.name in recompute else b.saved_bytes for b in blocks
+        )
+        self.rooted = rooted(blocks)
+        self.parameters = self._once(parameter_bytes, "parameters")
+        for group in self.rooted:
+            tied = max(b.tied_as(group).parameters for b in blocks)
+            self.parameters += tied_gathered_bytes(tied, setting)
+        self.gradients = self._once(gradient_bytes, "trainable")
+        self.optimizer = self._once(optimizer_bytes, "trainable")
+        self.scratch = self._once(scratch_bytes, "trainable")
+        self.buckets = setting.practice.bucket_bytes + self._once(bucket_bytes, "trainable")
+
+    def _once(self, term: Callable[[int, Setting], int], field: str) -> int:
+        """A term over all blocks; parameters that several of them tie count once."""
+        total = sum(term(getattr(b, field), self.setting) for b in self.blocks)
+        for group in tie_groups(self.blocks):
+            same = [term(getattr(b.tied_as(group), field), self.setting) for b in self.blocks]
+            total += max(same) - sum(same)
+        return total
+
+    def end(self) -> StageMemory:
+        """The reduction of gradients and the optimizer's step: no activations."""
+        parameters = self._once(end_parameter_bytes, "parameters")
+        gradients = self._once(end_gradient_bytes, "trainable")
+        return StageMemory(parameters, gradients, self.optimizer, 0, self.scratch)
+
+    def at(self, phase: Phase) -> StageMemory:
+        """The fullest moment of one backward."""
+        plain = max(self._plain(phase), key=lambda m: m.total)
+        floor = max(self._behind(phase, rebuilt=False), key=lambda m: m.total)
+        options = [min(plain, floor, key=lambda m: m.total), *self._behind(phase, rebuilt=True)]
+        fullest = max(options, key=lambda m: m.total)
+        shared = phase.in_flight * self.shared
+        return StageMemory(
+            self.parameters + fullest.gathered,
+            fullest.gradients,
+            self.optimizer,
+            (phase.in_flight - 1) * self.kept + fullest.activations - shared,
+            fullest.buffers + shared,
+        )
+
+    def _plain(self, phase: Phase) -> list[_Moment]:
+        """As if no block before a block were recomputed."""
+        found, before = [], self.passing
+        for index, block in enumerate(self.blocks):
+            before += block.saved_bytes
+            found.append(self._moment(index, before, phase))
+        return found
+
+    def _behind(self, phase: Phase, *, rebuilt: bool) -> list[_Moment]:
+        """As if all blocks behind a block were recomputed; `rebuilt`: this block too, in the ways
+        of which some block is."""
+        found, behind = [], 0
+        for index in reversed(range(len(self.blocks))):
+            block = self.blocks[index]
+            own = [o.rebuilt for o in block.options if kind_of(block, o) in self.again]
+            for more in own if rebuilt else [0]:
+                found.append(self._moment(index, self.kept - behind + more, phase))
+            behind += block.least_kept
+        return found
+
+    def _moment(self, index: int, activations: int, phase: Phase) -> _Moment:
+        block, setting = self.blocks[index], self.setting
+        after = self.blocks[index + 1] if index + 1 < len(self.blocks) else None
+        # The gradient that the backward before sent away.
+        around = self.buckets + (0 if phase.first else self.received)
+        # A block's own work includes the gradients of its results; the stage's outlive it.
+        around += self.sent if after is not None else 0
+        behind = self.blocks[index + 1 :]
+        around += sum(left_bytes(b, setting, rooted=self.rooted) for b in behind)
+        gradients = self.gradients
+        if phase.first and not setting.practice.gradient_buffer:
+            gradients = sum(made_bytes(b, setting) for b in behind)
+        gathered = gathered_bytes(block, setting, rooted=self.rooted)
+        prefetched = 0
+        if index:
+            prefetched = gathered_bytes(self.blocks[index - 1], setting, rooted=self.rooted)
+        released = min(block.released_bytes, activations)
+        working = working_bytes(block, after, setting, first=phase.first)
+        backward = _Moment(
+            activations - released, gradients, gathered + prefetched, around + working + released
+        )
+        working = forward_bytes(block, setting, rooted=self.rooted) - 2 * gathered
+        forward = _Moment(activations, gradients, 2 * gathered, around + working)
+        return max(backward, forward, key=lambda m: m.total)

@@ -1,0 +1,153 @@
+"""Tokens and experts both split over ranks: rows travel to their experts and back (dropless).
+
+    hidden[t/n, h] -> rows by expert -> all_to_all -> experts here -> all_to_all -> [t/n, h]
+
+Ranks first tell each other how many rows each expert gets, which is the one time that the host
+waits for the device. The weights of the rows travel along, so that nothing of what the experts make
+is kept for the backward, which goes the same way back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autopar.experts.grouped_matmul import has_values
+from autopar.experts.operands import Operands
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """`order[row]`: place in `index`, read row by row, of each row that is sent. `sent` and
+    `received`: rows to and from each rank. `expert[row]`: of this rank's experts, for each received
+    row."""
+
+    order: Tensor
+    sent: list[int]
+    received: list[int]
+    expert: Tensor
+
+
+def agree_on_rows(index: Tensor, here: int, ranks: int, group: Any) -> Exchange:
+    """Which rows go where. Without values the exchange is taken to be even.
+
+    Raises `IndexError` on the CPU for an index that no expert has.
+    """
+    flat = index.reshape(-1)
+    experts = here * ranks
+    if not has_values(index):
+        rows = flat.shape[0]
+        even = [rows // ranks + (r < rows % ranks) for r in range(ranks)]
+        order = flat.new_empty((rows,), dtype=torch.int64)
+        return Exchange(order, even, even, torch.empty_like(order))
+    if index.device.type == "cpu" and flat.numel():
+        low, high = int(flat.min()), int(flat.max())
+        if low < 0 or high >= experts:
+            wrong = low if low < 0 else high
+            raise IndexError(f"expert {wrong} is chosen, there are {experts}")
+    expert, order = torch.sort(flat, stable=True)
+    numbers = torch.arange(experts, device=index.device, dtype=expert.dtype)
+    ends = torch.searchsorted(expert, numbers, right=True)
+    counts = torch.diff(ends, prepend=ends.new_zeros(1))
+    incoming = torch.empty_like(counts)
+    dist.all_to_all_single(incoming, counts, group=group)
+    totals = torch.stack([counts.view(ranks, here), incoming.view(ranks, here)]).sum(-1)
+    sent, received = totals.tolist()
+    mine = torch.arange(here, device=index.device).repeat(ranks)
+    return Exchange(
+        order, sent, received, mine.repeat_interleave(incoming, output_size=sum(received))
+    )
+
+
+def exchanged(given: Operands, transposed: bool, activation: str, ranks: int, group: Any) -> Tensor:
+    """What all experts make of this rank's tokens. `group` may be None for shapes alone."""
+    here = given.up.shape[0]
+    plan = agree_on_rows(given.chosen, here, ranks, group)
+    tokens, choices = given.chosen.shape
+    rows = _applied(_Spread, given.hidden, plan.order, choices)
+    weights = given.weights.reshape(-1)[plan.order]
+    there = (plan.sent, plan.received, group)
+    back = (plan.received, plan.sent, group)
+    rows = _applied(_Travel, rows, *there)
+    weights = _applied(_Travel, weights, *there)
+    index, weights = plan.expert.unsqueeze(1), weights.unsqueeze(1)
+    made = torch.ops.autopar.experts(
+        rows, index, weights, *given[3:], here, 0, 1, transposed, activation
+    )
+    made = _applied(_Travel, made, *back)
+    return _applied(_Join, made, plan.order, choices)
+
+
+def _applied(function: Any, *inputs: Any) -> Tensor:
+    result: Tensor = function.apply(*inputs)
+    return result
+
+
+def _move(rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+    result = rows.new_empty((sum(received), *rows.shape[1:]))
+    if group is not None:
+        dist.all_to_all_single(result, rows.contiguous(), received, sent, group=group)
+    return result
+
+
+def _spread(values: Tensor, order: Tensor, choices: int) -> Tensor:
+    """[t, h] -> [t * choices, h]: each token once for each choice, in the order of `order`."""
+    if values.is_meta:
+        return values.new_empty((order.shape[0], *values.shape[1:]))
+    return values[order // choices]
+
+
+def _join(rows: Tensor, order: Tensor, choices: int) -> Tensor:
+    """[t * choices, h] -> [t, h]: the sum of each token's rows."""
+    if rows.is_meta:
+        return rows.new_empty((rows.shape[0] // choices, *rows.shape[1:]))
+    sorted_back = torch.empty_like(rows)
+    sorted_back[order] = rows
+    return sorted_back.view(-1, choices, rows.shape[1]).sum(1)
+
+
+class _Travel(torch.autograd.Function):
+    """To the ranks of the experts; the gradient comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+        ctx.back = received, sent, group
+        return _move(rows, sent, received, group)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return _move(grad, *ctx.back), None, None, None
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, order: Tensor, choices: int) -> Tensor:
+        ctx.save_for_backward(order)
+        ctx.choices = choices
+        return _spread(values, order, choices)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        (order,) = ctx.saved_tensors
+        return _join(grad, order, ctx.choices), None, None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, choices: int) -> Tensor:
+        ctx.save_for_backward(order)
+        ctx.choices = choices
+        return _join(rows, order, choices)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        (order,) = ctx.saved_tensors
+        return _spread(grad, order, ctx.choices), None, None

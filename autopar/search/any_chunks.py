@@ -1,0 +1,27 @@
+"""What all settings share that differ in schedule and chunks alone, computed once."""
+
+from __future__ import annotations
+
+from autopar.cost.setting import Setting
+
+
+class AnyChunks:
+    """A setting as a key: equal to those that differ from it in schedule and chunks alone."""
+
+    __slots__ = ("_hash", "_key", "setting")
+
+    def __init__(self, setting: Setting) -> None:
+        cluster = setting.cluster
+        self.setting = setting
+        self._key = (
+            *(setting.mesh, setting.microbatch, setting.microbatches, setting.zero),
+            *(setting.precision, setting.optimizer, setting.practice),
+            *(cluster.name, cluster.device.name, cluster.links),
+        )
+        self._hash = hash(self._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AnyChunks) and self._key == other._key

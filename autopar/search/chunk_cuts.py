@@ -1,0 +1,66 @@
+"""The cuts of an interleaved pipeline that are searched: a family that holds Megatron's.
+
+A chain of n blocks becomes k = pp x chunks parts. The first part has a blocks and the last one b,
+for every a and b from 1 to two more than an even share; the parts between them share the rest
+evenly, and where it does not divide the parts with one block more stand side by side, beginning
+with any of the first pp of them. So with an embedding before and a head behind l layers the family
+holds Megatron's even split (a = b = 1 + l / k), and every lighter first and last part. Arbitrary
+cuts are not searched: micro-batches take turns through all parts, so what one part has more than
+its neighbours holds up every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from autopar.search.columns import Ints
+
+MORE_THAN_EVEN = 2
+
+
+@lru_cache(maxsize=256)
+def cuts(blocks: int, pp: int, chunks: int) -> Ints:
+    """[candidates, k + 1]: where each part begins, and the number of blocks; empty when there are
+    fewer blocks than parts."""
+    parts = pp * chunks
+    most = min(-(-blocks // parts) + MORE_THAN_EVEN, blocks - parts + 1)
+    between = parts - 2
+    found = []
+    for first in range(1, most + 1):
+        for last in range(1, most + 1):
+            rest = blocks - first - last
+            if rest < between:
+                continue
+            share, more = divmod(rest, between)
+            for start in range(min(pp, between) if more else 1):
+                sizes = np.full(parts, share, np.int64)
+                sizes[0], sizes[-1] = first, last
+                sizes[1 + (start + np.arange(more)) % between] += 1
+                found.append(sizes)
+    if not found:
+        return np.zeros((0, parts + 1), np.int64)
+    unique = np.unique(np.array(found), axis=0)
+    zero = np.zeros((len(unique), 1), np.int64)
+    edges = np.concatenate([zero, np.cumsum(unique, axis=1)], axis=1)
+    edges.setflags(write=False)
+    return edges
+
+
+def given(starts: Sequence[int], blocks: int) -> Ints:
+    """The one candidate of given first blocks."""
+    return np.array([[*starts, blocks]], np.int64)
+
+
+def on_one_rank(edges: Ints, tied: Ints, pp: int) -> Ints:
+    """[candidates]: the largest number of parts of one rank that hold tied parameters.
+
+    `tied`: bytes or elements that each block ties. The runtime keeps one copy of a tied parameter
+    on a rank, so more than one part is not legal.
+    """
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(tied > 0)])
+    holds = before[edges[:, 1:]] > before[edges[:, :-1]]
+    by_rank = holds.reshape(len(edges), -1, pp).sum(axis=1)
+    return np.asarray(by_rank.max(axis=1))

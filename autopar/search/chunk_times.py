@@ -1,0 +1,109 @@
+"""Seconds of the parts of an interleaved pipeline, and what no order of theirs can undercut.
+
+Rank r can't begin before the first micro-batch has gone through the first parts of the ranks before
+it, nor end before the last one has come back through them; in between it works through all of its
+parts for each micro-batch. And one micro-batch goes through all parts, there and back:
+
+    makespan >= max over r of  sum of t[i] for i < r  +  m * (t[r] + t[r + p] + ...)
+    makespan >= sum of all t
+
+with t the forward and backward of a part, sends included. For even parts and no sends the first
+equals the schedule: (m + (p - 1) / v) T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.block_cost import tie_groups
+from autopar.cost.setting import Setting
+from autopar.cost.step import BlockTimes, dp_collectives, exposed_gather, tied_seconds
+from autopar.search.columns import Chain, Floats, Ints
+
+
+@dataclass(frozen=True)
+class ChunkTimes:
+    """Per block. `kept`, `end`, `end_first`, `extra`: as in `BlockTimes`; `entry` / `exit`: what is
+    added where a part begins / ends, in gathers and sends; `tied`: of each
+    group of tied parameters, 1 where their gradients are summed over stages, and the seconds."""
+
+    kept: Floats
+    entry: Floats
+    first: Floats
+    exit: Floats
+    end: Floats
+    end_first: Floats
+    extra: Floats
+    tied: tuple[tuple[Ints, float], ...]
+
+    @staticmethod
+    def of(chain: Chain, times: Sequence[BlockTimes], setting: Setting) -> ChunkTimes:
+        """`times`: those of `chain.distinct`."""
+        send = chain.seconds(times, lambda t: t.send)
+        out = send.copy()
+        out[-1] = 0.0
+        first = chain.seconds(times, lambda t: t.first_gather)
+        return ChunkTimes(
+            kept=chain.seconds(times, lambda t: t.kept),
+            entry=first + np.concatenate([[0.0], send[:-1]]),
+            first=first,
+            exit=out,
+            end=chain.seconds(times, lambda t: t.end_dp + t.end_tp + t.end_optimizer),
+            end_first=chain.seconds(times, lambda t: t.end_first),
+            extra=chain.seconds(times, lambda t: t.extra),
+            tied=tuple(
+                (
+                    chain.tied(group, lambda t: 1 if t.trainable else 0),
+                    tied_seconds(chain.blocks, group, setting),
+                )
+                for group in tie_groups(chain.blocks)
+            ),
+        )
+
+    def parts(self, edges: Ints, *, full: bool = False) -> Floats:
+        """[candidates, parts]: forward and backward of one micro-batch; `full`: with all blocks
+        recomputed."""
+        total = sums(self.kept + self.extra if full else self.kept, edges)
+        return np.asarray(total + self.entry[edges[:, :-1]] + self.exit[edges[:, 1:] - 1])
+
+    def ends(self, edges: Ints, pp: int) -> Floats:
+        """[candidates]: the longest end of a step over the ranks."""
+        by_rank = over_ranks(sums(self.end, edges), pp) + self.end_first[edges[:, :pp]]
+        for holds, seconds in self.tied:
+            count = over_ranks(sums(holds, edges), pp)
+            by_rank += np.where((count > 0) & (count < holds.sum()), seconds, 0.0)
+        return np.asarray(by_rank.max(axis=1))
+
+
+def sums(values: Floats | Ints, edges: Ints) -> Floats:
+    """[candidates, parts]: sums of per-block values over parts."""
+    before = np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])[edges]
+    return np.asarray(before[:, 1:] - before[:, :-1])
+
+
+def over_ranks(parts: Floats, pp: int) -> Floats:
+    """[candidates, ranks]: sums over the parts of each rank."""
+    return np.asarray(parts.reshape(len(parts), -1, pp).sum(axis=1))
+
+
+def least_makespan(parts: Floats, pp: int, microbatches: int, more: Floats | float = 0.0) -> Floats:
+    """[candidates]: the lower bound of the module's text. `more`: [candidates, ranks] seconds that
+    a rank takes for every micro-batch beyond those of its parts."""
+    ahead = np.cumsum(parts[:, :pp], axis=1) - parts[:, :pp]
+    busy = ahead + microbatches * (over_ranks(parts, pp) + more)
+    return np.asarray(np.maximum(busy.max(axis=1), parts.sum(axis=1)))
+
+
+def forward_seconds(chain: Chain, setting: Setting) -> Floats:
+    """[blocks]: the share of `kept` that falls in the forward."""
+    found = []
+    for block in chain.distinct:
+        seconds = block.forward + setting.practice.block_seconds
+        if setting.zero == 3 and setting.mesh.dp > 1:
+            gather, _ = dp_collectives(block, setting)
+            seconds += exposed_gather(gather, block.forward, setting)
+        found.append(seconds)
+    return np.asarray(np.array(found, np.float64)[chain.which])

@@ -1,0 +1,259 @@
+"""Bytes of all intervals of blocks at their fullest moments: tables of `cost.fullest_moment`.
+
+For a stage with blocks a .. b-1, of which R are recomputed and free g bytes per micro-batch:
+
+    bytes = max over its phases, with k micro-batches in flight, of
+        fixed + (k - 1) (flight - g) + max(min(floor + flight - g, plain), again(R) + flight - g)
+    and no less than scratch
+
+where again(R) is the largest over the kinds of blocks in R. So a stage fits in a limit exactly when
+g is at least what the first part needs (`needs`) and, for each kind in R, what it needs: thresholds
+in bytes per micro-batch, which is what a knapsack can be asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.block_cost import BlockCost, Tied, tie_groups
+from autopar.cost import block_moment, memory
+from autopar.cost.fullest_moment import kind_of
+from autopar.cost.setting import Phase, Setting
+from autopar.search.chain import NONE, Chain, Ints, interval_max, interval_sum, running_max
+
+# More than any bytes: a need that nothing meets.
+NEVER = 2**60
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """Of one sort of backward: the fullest moment with nothing recomputed (`plain`), and over what
+    all blocks keep, with all of it recomputed: without (`floor`) and with what a kind rebuilds
+    (`again`, [kinds, n, n + 1])."""
+
+    plain: Ints
+    floor: Ints
+    again: Ints
+
+
+@dataclass(frozen=True)
+class MomentTables:
+    """Per interval `fixed` bytes, `flight` bytes per micro-batch in flight without recomputation,
+    `scratch` bytes of the end of the step (all that is alive in it). `kinds`: bytes that a kind of
+    recomputation frees per micro-batch in flight, and bytes that it rebuilds. Per stage its
+    `phases`."""
+
+    fixed: Ints
+    flight: Ints
+    scratch: Ints
+    kinds: tuple[tuple[int, int], ...]
+    first: _Moments | None
+    later: _Moments | None
+    phases: tuple[tuple[Phase, ...], ...]
+
+    def moments(self, phase: Phase) -> _Moments:
+        found = self.first if phase.first else self.later
+        assert found is not None
+        return found
+
+    def needs(self, stage: int, limit: int) -> tuple[Ints, Ints]:
+        """Bytes per micro-batch that recomputation has to free for `limit`, and those for each
+        kind among the recomputed ([kinds, n, n + 1]): none at all when the first are not above 0.
+        """
+        least = np.full(self.flight.shape, NONE, np.int64)
+        each = np.full((len(self.kinds), *self.flight.shape), NONE, np.int64)
+        room = limit - self.fixed
+        for phase in self.phases[stage]:
+            k, found = phase.in_flight, self.moments(phase)
+            all_kept = k * self.flight - room
+            some = -(-(all_kept + found.floor) // k)
+            over = all_kept - self.flight + found.plain
+            plain = -(-over // (k - 1)) if k > 1 else np.where(over <= 0, NONE, NEVER)
+            least = np.maximum(least, np.minimum(some, plain))
+            asked = -(-(all_kept + found.again) // k)
+            each = np.maximum(each, np.where(found.again > NONE // 2, asked, NONE))
+        return least, each
+
+    def peak(self, stage: int, start: int, stop: int, recompute: Sequence[int]) -> int:
+        """Bytes of one stage whose recomputed blocks are so in these kinds."""
+        at = (start, stop)
+        flight = int(self.flight[at]) - sum(self.kinds[k][0] for k in recompute)
+        most = int(self.scratch[at])
+        for phase in self.phases[stage]:
+            found = self.moments(phase)
+            again = max((int(found.again[k][at]) for k in set(recompute)), default=NONE)
+            fullest = max(min(flight + int(found.floor[at]), int(found.plain[at])), flight + again)
+            most = max(most, int(self.fixed[at]) + (phase.in_flight - 1) * flight + fullest)
+        return most
+
+    def peaks(self, stage: int, gain: Ints, kinds: NDArray[np.bool_]) -> Ints:
+        """Bytes of every interval with blocks recomputed that free `gain` and are of `kinds`
+        ([kinds, n, n + 1])."""
+        flight, most = self.flight - gain, self.scratch
+        for phase in self.phases[stage]:
+            found = self.moments(phase)
+            again = np.where(kinds, found.again, NONE).max(axis=0)
+            fullest = np.maximum(np.minimum(flight + found.floor, found.plain), flight + again)
+            most = np.maximum(most, self.fixed + (phase.in_flight - 1) * flight + fullest)
+        return np.asarray(most)
+
+
+def moment_tables(chain: Chain, setting: Setting) -> MomentTables:
+    """Tables of all intervals under `setting`."""
+    build = _Builder(chain, setting)
+    phases = tuple(setting.phases(i) for i in range(setting.mesh.pp))
+    used = {phase.first for stage in phases for phase in stage}
+    states = build.held(memory.optimizer_bytes)
+    parameters = build.held(memory.parameter_bytes, trained=False)
+    for group, rooted in build.rooted.items():
+        tied = chain.tied(group, lambda t: memory.tied_gathered_bytes(t.parameters, setting))
+        parameters = parameters + np.where(rooted, interval_max(tied), 0)
+    end = build.held(block_moment.end_parameter_bytes, trained=False) + build.held(
+        block_moment.end_gradient_bytes
+    )
+    gradients, ready = build.held(memory.gradient_bytes), bool(setting.practice.gradient_buffer)
+    return MomentTables(
+        fixed=parameters + states + build.held(memory.bucket_bytes) + setting.practice.bucket_bytes,
+        flight=build.flight,
+        scratch=end + states + build.held(memory.scratch_bytes),
+        kinds=tuple(build.kinds),
+        first=build.moments(True, gradients if ready else np.int64(0)) if True in used else None,
+        later=build.moments(False, gradients) if False in used else None,
+        phases=phases,
+    )
+
+
+class _Builder:
+    def __init__(self, chain: Chain, setting: Setting) -> None:
+        self.chain, self.setting = chain, setting
+        boundary = chain.ints(lambda b: b.boundary_bytes)
+        self.received = np.concatenate([np.zeros(1, np.int64), boundary[:-1]])
+        # By the end of an interval: what it sends.
+        self.sent = np.concatenate([np.zeros(1, np.int64), boundary])
+        self.sent[-1] = 0
+        self.saved = chain.ints(lambda b: b.saved_bytes)
+        own = chain.ints(lambda b: min(b.saved_input_bytes, b.input_bytes))
+        self.passing = np.maximum(0, self.received - own)[:, None] + self.sent[None, :]
+        self.passing = self.passing + interval_max(chain.ints(lambda b: b.shared_bytes))
+        # Where several blocks hold the parameters of a group.
+        self.rooted = {
+            group: interval_sum(chain.tied(group, lambda t: int(t.parameters > 0))) > 1
+            for group in tie_groups(chain.blocks)
+        }
+        self.flight = interval_sum(self.saved) + self.passing
+        # In the order of the chain, so that equal chains have equal tables.
+        self.kinds = list(dict.fromkeys(kind_of(b, o) for b in chain.distinct for o in b.options))
+
+    def held(self, term: Callable[[int, Setting], int], *, trained: bool = True) -> Ints:
+        """A term over all blocks; parameters that several of them tie count once."""
+
+        def own(held: BlockCost | Tied) -> int:
+            return term(held.trainable if trained else held.parameters, self.setting)
+
+        total = interval_sum(self.chain.ints(own))
+        for group in self.rooted:
+            same = self.chain.tied(group, own)
+            total = total - (interval_sum(same) - interval_max(same))
+        return np.asarray(total)
+
+    def moments(self, first: bool, gradients: Ints | np.int64) -> _Moments:
+        """Tables of a backward. `gradients`: those that are there throughout; in the first
+        backward there are those of the blocks behind."""
+        found = self._moments(first, gradients, rooted=())
+        if not block_moment.sharded(self.setting):
+            return found
+        for groups, where in self._rooted_together():
+            other = self._moments(first, gradients, rooted=groups)
+            found = _Moments(
+                *(
+                    np.where(where, getattr(other, name), getattr(found, name))
+                    for name in ("plain", "floor", "again")
+                )
+            )
+        return found
+
+    def _rooted_together(self) -> Iterator[tuple[tuple[str, ...], NDArray[np.bool_]]]:
+        """The sets of groups that are rooted in some interval, but none, and in which."""
+        number = np.zeros(self.flight.shape, np.int64)
+        for rooted in self.rooted.values():
+            # Numbered anew each time, so that they stay small.
+            number = np.unique(2 * number + rooted, return_inverse=True)[1].reshape(number.shape)
+        for value in range(int(number.max(initial=0)) + 1):
+            where = number == value
+            groups = tuple(g for g, rooted in self.rooted.items() if rooted[where].all())
+            if groups:
+                yield groups, where
+
+    def _moments(
+        self, first: bool, gradients: Ints | np.int64, *, rooted: Collection[str]
+    ) -> _Moments:
+        chain, setting = self.chain, self.setting
+        least = chain.ints(lambda b: b.least_kept)
+        made = chain.ints(lambda b: block_moment.left_bytes(b, setting, rooted=rooted))
+        if first:
+            made = made + chain.ints(lambda b: block_moment.made_bytes(b, setting))
+        behind = _ahead(made)
+        kept, given_back = _ahead(self.saved), _ahead(least) - behind
+        constant = gradients + (0 if first else self.received[:, None])
+        # What the blocks behind have made, and (in `floor`) what they have given back.
+        made_here = behind[None, :]
+        plain = self._largest(kept[1:] - behind[1:], first, rooted)
+        plain = plain - kept[:-1, None] + made_here + self.passing + constant
+        end = constant - given_back[None, :]
+        floor = self._largest(given_back[1:], first, rooted) + end
+        again = [
+            self._largest(np.where(self._can(kind), given_back[1:] + kind[1], NONE), first, rooted)
+            + end
+            for kind in self.kinds
+        ]
+        return _Moments(np.asarray(plain), np.asarray(floor), np.stack(again))
+
+    def _can(self, kind: tuple[int, int]) -> NDArray[np.bool_]:
+        """Which blocks could be recomputed in a way of this kind."""
+        return self.chain.ints(lambda b: any(kind_of(b, o) == kind for o in b.options)) > 0
+
+    def _largest(self, beside: Ints, first: bool, rooted: Collection[str]) -> Ints:
+        """[a, b] -> the most over the blocks j of what each works with, has gathered, and `beside`
+        of it. The first block of a stage prefetches nothing, and behind the last one nothing is
+        reduced nor any gradient of the stage's results kept."""
+        chain, setting = self.chain, self.setting
+        gathered = chain.ints(lambda b: block_moment.gathered_bytes(b, setting, rooted=rooted))
+        forward = chain.ints(lambda b: block_moment.forward_bytes(b, setting, rooted=rooted))
+        before = np.concatenate([np.zeros(1, np.int64), gathered[:-1]])
+
+        def most_of(working: Ints, prefetched: Ints | int) -> Ints:
+            return np.asarray(np.maximum(working + gathered + prefetched, forward) + beside)
+
+        inside, last = self._working(first, alone=False), self._working(first, alone=True)
+        n = len(beside)
+        table = np.full((n, n + 1), NONE, np.int64)
+        middle = running_max(most_of(inside, before))
+        a, b = np.arange(n), np.arange(1, n + 1)
+        table[a, b] = most_of(last, 0)
+        # The first, those between, and the last of two or more.
+        longer = b[None, :] >= a[:, None] + 2
+        between = np.full((n, n + 1), NONE, np.int64)
+        between[:-1, 1:] = middle[1:, :-1]
+        most = np.maximum(most_of(inside, 0)[:, None], between) + self.sent[None, :]
+        most[:, 1:] = np.maximum(most[:, 1:], most_of(last, before)[None, :])
+        table[:, 1:] = np.where(longer, most[:, 1:], table[:, 1:])
+        return np.maximum(table, NONE)
+
+    def _working(self, first: bool, *, alone: bool) -> Ints:
+        """What each block works with, beside the reduction of the one after it or `alone`."""
+        chain, setting = self.chain, self.setting
+        inside = chain.ints(block_moment.inside_bytes)
+        if not alone:
+            reduced = chain.ints(lambda b: block_moment.handed_on_bytes(b, setting))
+            inside = inside + np.concatenate([reduced[1:], np.zeros(1, np.int64)])
+        end = chain.ints(lambda b: block_moment.end_bytes(b, setting, first=first) - b.saved_bytes)
+        return np.maximum(inside, end)
+
+
+def _ahead(values: Ints) -> Ints:
+    """[i] -> the sum of values[:i]."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])

@@ -1,0 +1,102 @@
+"""Toy models with experts for end-to-end tests, in the form `file.py:function`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.end_to_end.models import SEQUENCE, VOCABULARY
+
+MODELS = __file__
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "use_cache": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+Toy = tuple[nn.Module, dict[str, torch.Tensor]]
+
+
+def _toy(kind: str, **changes: Any) -> Toy:
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**{**_SIZES, **changes}))
+    # Random weights of order one: with the usual tiny initialisation many gradients are near zero.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(5)
+    ids = torch.arange(4 * SEQUENCE).view(4, SEQUENCE) % VOCABULARY
+    return model, {"input_ids": ids, "labels": ids.clone()}
+
+
+def mixtral() -> Toy:
+    return _toy("mixtral")
+
+
+def mixtral_top1() -> Toy:
+    return _toy("mixtral", num_experts_per_tok=1)
+
+
+def mixtral_top4() -> Toy:
+    """Of eight: each rank of four has two."""
+    return _toy("mixtral", num_local_experts=8, num_experts_per_tok=4)
+
+
+def mixtral_auxiliary_loss() -> Toy:
+    return _toy("mixtral", output_router_logits=True, router_aux_loss_coef=0.1)
+
+
+def mixtral_idle_expert() -> Toy:
+    """Expert 1 gets no token: its router row is zero where every other's can't all be negative."""
+    model, inputs = _toy("mixtral", num_experts_per_tok=1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("mlp.gate.weight"):
+                # Two rows that are each other's opposite: one of them is above zero.
+                parameter[1] = 0
+                parameter[2] = -parameter[0]
+    return model, inputs
+
+
+def qwen3_moe() -> Toy:
+    return _toy("qwen3_moe", decoder_sparse_step=1)
+
+
+def olmoe() -> Toy:
+    return _toy("olmoe")
+
+
+def gpt_oss() -> Toy:
+    return _toy("gpt_oss", sliding_window=8)
+
+
+def deepseek_v3() -> Toy:
+    return _toy(
+        "deepseek_v3",
+        n_routed_experts=4,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        n_group=2,
+        topk_group=1,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        head_dim=4,
+    )

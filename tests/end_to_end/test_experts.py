@@ -1,0 +1,117 @@
+"""Experts on real gloo ranks against one device: loss and every gradient, under each way to split
+them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autopar.op_call import OpCall
+from autopar.passes.analysis import candidates
+from autopar.rules.language import Rule
+from autopar.rules.strategy import Strategy
+from autopar.workflow.verification import Case, Verdict, verify_plans
+from tests.end_to_end.expert_models import MODELS
+from tests.end_to_end.plans import Planner
+from tests.warm_ranks import run_on_forks, run_planner
+
+TP = "pp=1,dp=1,weights=split"
+
+
+def slow(model: str) -> Any:
+    return pytest.param(model, marks=pytest.mark.slow)
+
+
+Found = dict[str, tuple[Verdict, set[str]]]
+
+
+def _verdicts(text: str, layouts: dict[int, tuple[str, ...]], factor: str) -> Found:
+    """In a planner: search with one way to split the experts alone, and run the plans."""
+    every = candidates.strategies
+
+    def only(op: OpCall, rule: Rule | None, ranks: int) -> list[Strategy]:
+        legal = every(op, rule, ranks)
+        wanted = [s for s in legal if s.name == f"shard {factor}"]
+        return legal[:1] + wanted if op.op_name == "experts" else legal
+
+    candidates.strategies = only  # type: ignore[attr-defined]
+    planner = Planner.of(text)
+    found: Found = {}
+    for nproc, pins in layouts.items():
+        plans = [planner.plan(nproc, p) for p in pins]
+        cases = [Case(text, p, plan=plan.to_dict()) for p, plan in zip(pins, plans, strict=True)]
+        arguments = (text, cases, planner.program)
+        by_rank = run_on_forks(verify_plans, nproc, arguments, timeout_seconds=200)
+        for p, plan, verdict in zip(pins, plans, by_rank[0], strict=True):
+            chosen = {
+                strategy
+                for block in plan.placements.values()
+                for op, strategy in block.items()
+                if op.startswith("experts")
+            }
+            found[p] = verdict, chosen
+    return found
+
+
+def _check(model: str, layouts: dict[int, tuple[str, ...]], factor: str = "e") -> None:
+    found = run_planner(_verdicts, f"{MODELS}:{model}", layouts, factor)
+    failed = [
+        f"{p}: {v.error or f'loss {v.loss_error:.2g}, {v.worst} {v.worst_error:.2g} ({v.plan})'}"
+        for p, (v, _) in found.items()
+        if not v.equal
+    ]
+    assert not failed, "\n".join(failed)
+    for pins, (verdict, chosen) in found.items():
+        assert verdict.gradients and verdict.loss_error <= 1e-5 and verdict.worst_error <= 1e-5
+        if "tp=1" not in pins:
+            assert chosen == {f"shard {factor}"}, (pins, chosen)
+
+
+@pytest.mark.parametrize("model", ["mixtral", slow("gpt_oss"), slow("deepseek_v3")])
+def test_expert_parallel_equals_one_device(model: str) -> None:
+    two = (f"tp=2,{TP}",)
+    four = (
+        f"tp=4,{TP}",
+        "tp=2,pp=2,dp=1,weights=split,microbatches=2",
+        "tp=2,pp=1,dp=2,weights=split,zero=1,microbatches=2",
+        "tp=2,pp=1,dp=2,weights=split,zero=3",
+    )
+    _check(model, {2: two, 4: four})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["qwen3_moe", "olmoe"])
+def test_other_families_are_equal_too(model: str) -> None:
+    _check(model, {2: (f"tp=2,{TP}",), 4: (f"tp=4,{TP}", "tp=2,pp=1,dp=2,weights=split,zero=3")})
+
+
+@pytest.mark.parametrize("model", ["mixtral", slow("gpt_oss")])
+@pytest.mark.parametrize("factor", ["i", "t"])
+def test_other_ways_to_split_are_equal(model: str, factor: str) -> None:
+    pins = TP if factor == "i" else TP.removesuffix(",weights=split")
+    _check(model, {2: (f"tp=2,{pins}",)}, factor)
+
+
+@pytest.mark.parametrize("model", ["mixtral", slow("gpt_oss"), slow("mixtral_idle_expert")])
+def test_all_to_all_equals_one_device(model: str) -> None:
+    four = (
+        f"tp=4,{TP}",
+        f"tp=4,{TP},boundary=S(1),recompute=full",
+        "tp=2,pp=2,dp=1,weights=split,microbatches=2",
+        "tp=2,pp=1,dp=2,weights=split,zero=3",
+    )
+    _check(model, {2: (f"tp=2,{TP}",), 4: four}, "t,e")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        slow("mixtral_top1"),
+        slow("mixtral_top4"),
+        "mixtral_auxiliary_loss",
+        "mixtral_idle_expert",
+    ],
+)
+def test_routings_and_losses(model: str) -> None:
+    _check(model, {4: (f"tp=4,{TP}",)})
