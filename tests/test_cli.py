@@ -52,7 +52,7 @@ def captured_once(monkeypatch: pytest.MonkeyPatch, captures: dict[str, Program])
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plans") / "plan.json"
     with pytest.MonkeyPatch.context() as patch:
-        pins = "tp=2,pp=2,dp=1,weights=split,microbatches=4"
+        pins = "tp=2,pp=2,dp=1,weights=split,microbatches=4,schedule=1f1b"
         assert run(patch, *PLAN, "--pin", pins, "--out", str(path)) == 0
     return path
 

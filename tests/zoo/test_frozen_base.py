@@ -113,7 +113,9 @@ def test_only_adapters_have_gradients_and_states(case: Any, name: str) -> None:
             nbytes, holders = found[kind]
             # ZeRO-1 holds whole gradients between micro-batches, and its shard after the last one.
             left = stage[term] // 2 if (name, term) == ("zero1", "gradients") else stage[term]
-            assert left == nbytes, (term, stage, nbytes)
+            # A pipeline stage may be fullest in its first backward, before it has any gradients.
+            first = (name, term) == ("pp2", "gradients") and left == 0
+            assert left == nbytes or first, (term, stage, nbytes)
             assert holders <= set(adapters)
         names |= found["gradients"][1]
         assert found["frozen"]
@@ -128,8 +130,8 @@ def test_what_is_planned_follows_from_the_adapters(case: Any) -> None:
         (stage,) = made[name].predicted["memory_per_stage"]
         assert stage["gradients"] == whole // gradients
         assert stage["optimizer"] == STATES * whole // states
-    total = sum(stage["gradients"] for stage in made["pp2"].predicted["memory_per_stage"])
-    assert total == whole
+    total = sum(stage["optimizer"] for stage in made["pp2"].predicted["memory_per_stage"])
+    assert total == STATES * whole
 
 
 def test_losses_are_those_of_one_device(case: Any) -> None:
