@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from autopar.mesh import Mesh
 from autopar.passes.pass_manager import run_passes
 from autopar.passes.pipeline import back_pipeline, default_pipeline, front_pipeline
 from autopar.passes.verify import verify
@@ -64,13 +65,13 @@ def run(
 
 
 @pytest.mark.parametrize("name", ["mlp", "tied", "llama", "gpt2", "gemma2"])
-def test_the_stages_of_one_rank_compute_the_models_loss_and_gradients(name: str) -> None:
+def test_the_stages_one_after_the_other_compute_the_models_loss_and_gradients(name: str) -> None:
     from autopar.passes.rewrite.place_on_device import place_on_device
 
     model, inputs = toys.model(name)
     names = [b.name for b in toys.blocks(name).chain]
     cuts = (StagePlan(tuple(names[:2]), (names[0],)), StagePlan(tuple(names[2:])))
-    plan = toys.plan(name, stages=cuts)
+    plan = toys.plan(name, stages=cuts, mesh=Mesh(pp=2))
     parts, _ = run_passes(toys.start(name, plan), back_pipeline(), verify=verify)
     for stage in parts.stages:
         place_on_device(stage, torch.device("cpu"), {"tp": "unused"})

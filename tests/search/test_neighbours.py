@@ -76,14 +76,14 @@ def test_a_neighbour_is_the_best_plan_with_its_decision(ranks, width, gib):
 
 def test_what_does_not_fit_says_what_it_needs():
     provider = Provider(cluster(8), width=2048)
-    options = SearchOptions(64, memory_limit=3 * GIB, pins=parse_pins("chunks=1"))
+    options = SearchOptions(64, memory_limit=int(2.7 * GIB), pins=parse_pins("chunks=1"))
     result = search(provider, provider.on, options)
     needs = {n.change: n.reason for n in result.neighbours if not n.fits}
-    assert set(needs) == {"PP 1", "ZeRO-0", "no recomputation", "schedule gpipe"}
+    assert set(needs) == {"PP 1", "ZeRO-0", "no recomputation"}
     best = result.choice
     kept = f"tp={best.mesh.tp},pp={best.mesh.pp},microbatch={best.microbatch},schedule=1f1b"
     pins = parse_pins(f"{kept},zero={best.zero},recompute=none")
-    need = float(re.fullmatch(r"needs ([0-9.]+) GiB of 3.0 GiB", needs["no recomputation"])[1])
+    need = float(re.fullmatch(r"needs ([0-9.]+) GiB of 2.7 GiB", needs["no recomputation"])[1])
     for gib, fits in ((need + 0.05, True), (need - 0.05, False)):
         limit = replace(options, pins=pins, memory_limit=int(gib * GIB))
         assert (search(provider, provider.on, limit, explain=False).choice is not None) == fits
