@@ -65,7 +65,9 @@ class WholeModel:
 
     def __init__(self, costs: ModelCosts, layers: int) -> None:
         self.costs, self.layers = costs, layers
-        self.block_names = tuple(b.name for b in self._whole(costs.optimistic(1, 1)).blocks)
+        blocks = self._whole(costs.optimistic(1, 1)).blocks
+        self.block_names = tuple(b.name for b in blocks)
+        self.holds_parameters = tuple(b.parameters > 0 for b in blocks)
 
     def _whole(self, chain: ChainCost) -> ChainCost:
         return replace(chain, blocks=tuple(whole_chain(chain, self.layers)[0]))

@@ -30,6 +30,10 @@ class MadeUpChain:
     def block_names(self) -> tuple[str, ...]:
         return ("embed", *(f"layers.{i}" for i in range(self.layers)), "head")
 
+    @property
+    def holds_parameters(self) -> tuple[bool, ...]:
+        return (True,) * len(self.block_names)
+
     def tp_degrees(self, limit: int) -> list[int]:
         return [d for d in (1, 2, 4, 8, 16) if d <= limit]
 
