@@ -28,7 +28,8 @@ help:
 	@echo 'make check     ruff, formatting, mypy --strict'
 	@echo 'make format    apply formatting and the safe fixes of ruff'
 	@echo 'make bench     measure planning and memory; writes benchmarks/RESULTS.md'
-	@echo 'make validate  predict published runs (TRUTH=FOLDER); writes docs/validation.md'
+	@echo 'make validate  predict published runs (TRUTH=FOLDER); writes docs/validation.md and'
+	@echo '               docs/published-plans.md'
 	@echo 'make zoo       run every architecture of the zoo; writes docs/zoo.md (long)'
 	@echo 'make install   only prepare .venv;  make clean   remove it'
 
@@ -73,6 +74,7 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/planning.py
+	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/memory_of_layouts.py
 	$(BIN)/python benchmarks/memory_at_scale.py
@@ -81,6 +83,7 @@ validate: $(READY)
 	@if [ -z '$(TRUTH)' ]; then \
 	  echo 'say where the tables are: make validate TRUTH=FOLDER' >&2; exit 1; fi
 	$(BIN)/python benchmarks/validation/validate.py '$(TRUTH)'
+	$(BIN)/python benchmarks/published_plans.py '$(TRUTH)'
 
 # diffusers and peft give three architectures; the package itself needs neither.
 zoo: $(READY)
