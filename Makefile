@@ -74,10 +74,10 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/planning.py
-	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/memory_of_layouts.py
 	$(BIN)/python benchmarks/memory_at_scale.py
+	$(BIN)/python benchmarks/search.py
 
 validate: $(READY)
 	@if [ -z '$(TRUTH)' ]; then \

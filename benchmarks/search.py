@@ -70,7 +70,7 @@ def growth() -> Iterator[tuple[str, int, tuple[int, ...]]]:
     """Cluster, layers, kinds: one of them grows at a time."""
     for layers in (20, 80, 320):
         yield "h100:32x8", layers, (4096,)
-    for nodes in (1, 8, 64, 512, 2048):
+    for nodes in (8, 64, 512, 2048):
         yield f"h100:{nodes}x8", 80, (8192,)
     for kinds in (1, 3, 6):
         yield "h100:32x8", 120, WIDTHS[:kinds]
