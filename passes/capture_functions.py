@@ -92,7 +92,8 @@ def _op_of(cls: Any, apply: Callable[..., Any], args: Sequence[Any]) -> Any:
     fixed = tuple("" if isinstance(a, Tensor) else repr(a) for a in args)
     key = (cls.__module__, cls.__qualname__, _code(cls), *fixed)
     if key not in _ops:
-        _ops[key] = _define(cls, apply, args, len(_named_alike(cls)))
+        alike = sum(_plain(name) == _plain(cls.__qualname__) for _, name, *_ in _ops)
+        _ops[key] = _define(cls, apply, args, alike)
     return _ops[key]
 
 
@@ -101,10 +102,6 @@ def _code(cls: Any) -> str:
     parts = [getattr(getattr(cls, n, None), "__code__", None) for n in ("forward", "backward")]
     texts = [f"{c.co_code.hex()} {c.co_consts} {c.co_names}" for c in parts if c is not None]
     return hashlib.sha256(re.sub(r" at 0x\w+", "", " ".join(texts)).encode()).hexdigest()
-
-
-def _named_alike(cls: Any) -> list[tuple[str, ...]]:
-    return [key for key in _ops if _plain(key[1]) == _plain(cls.__qualname__)]
 
 
 def _plain(name: str) -> str:

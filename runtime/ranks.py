@@ -137,24 +137,23 @@ def together(
 def agree(ranks: Ranks, fingerprint_text: str, weights: str = "") -> None:
     """Raise `RuntimeFault` on every rank unless all hold the same plan, program and `weights`."""
     digest = hashlib.sha256(fingerprint_text.encode()).hexdigest()[:16]
+    found: list[Any] = [None] * ranks.mesh.size
+    dist.all_gather_object(found, (digest, weights), group=ranks.control)
+    digests, of_weights = zip(*found, strict=True)
     _same(
-        ranks,
-        digest,
+        digests,
         "another plan or program",
         "give every rank the same model, plan and library versions",
     )
     _same(
-        ranks,
-        weights,
+        of_weights,
         "other weights",
         "seed every rank alike before the model is made (torch.manual_seed), load the same "
         "checkpoint on all, or make the model on the meta device",
     )
 
 
-def _same(ranks: Ranks, own: str, what: str, next_step: str) -> None:
-    found: list[Any] = [None] * ranks.mesh.size
-    dist.all_gather_object(found, own, group=ranks.control)
+def _same(found: tuple[str, ...], what: str, next_step: str) -> None:
     differ = [rank for rank, text in enumerate(found) if text != found[0]]
     if differ:
         raise RuntimeFault(

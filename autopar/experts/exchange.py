@@ -9,6 +9,7 @@ is kept for the backward, which goes the same way back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from autopar.experts.grouped_matmul import has_values
 from autopar.experts.operands import Operands
 
 Tensor = torch.Tensor
+Move = Callable[[Tensor, Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def exchanged(given: Operands, transposed: bool, activation: str, ranks: int, gr
     here = given.up.shape[0]
     plan = agree_on_rows(given.chosen, here, ranks, group)
     tokens, choices = given.chosen.shape
-    rows = _applied(_Spread, given.hidden, plan.order, choices)
+    rows = _applied(_Placed, _spread, _join, given.hidden, plan.order, choices)
     weights = given.weights.reshape(-1)[plan.order]
     there = (plan.sent, plan.received, group)
     back = (plan.received, plan.sent, group)
@@ -80,7 +82,7 @@ def exchanged(given: Operands, transposed: bool, activation: str, ranks: int, gr
         rows, index, weights, *given[3:], here, 0, 1, transposed, activation
     )
     made = _applied(_Travel, made, *back)
-    return _applied(_Join, made, plan.order, choices)
+    return _applied(_Placed, _join, _spread, made, plan.order, choices)
 
 
 def _applied(function: Any, *inputs: Any) -> Tensor:
@@ -125,29 +127,17 @@ class _Travel(torch.autograd.Function):
         return _move(grad, *ctx.back), None, None, None
 
 
-class _Spread(torch.autograd.Function):
+class _Placed(torch.autograd.Function):
+    """`_spread` or `_join`: each is the gradient of the other."""
+
     @staticmethod
-    def forward(ctx: Any, values: Tensor, order: Tensor, choices: int) -> Tensor:
+    def forward(ctx: Any, there: Move, back: Move, values: Tensor, order: Tensor, n: int) -> Tensor:
         ctx.save_for_backward(order)
-        ctx.choices = choices
-        return _spread(values, order, choices)
+        ctx.back, ctx.choices = back, n
+        return there(values, order, n)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (order,) = ctx.saved_tensors
-        return _join(grad, order, ctx.choices), None, None
-
-
-class _Join(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor, choices: int) -> Tensor:
-        ctx.save_for_backward(order)
-        ctx.choices = choices
-        return _join(rows, order, choices)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        (order,) = ctx.saved_tensors
-        return _spread(grad, order, ctx.choices), None, None
+        return None, None, ctx.back(grad, order, ctx.choices), None, None

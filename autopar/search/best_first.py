@@ -25,6 +25,7 @@ from autopar.errors import UsageError
 from autopar.mesh import Mesh
 from autopar.search import columns, interleaved, stages
 from autopar.search.bounds import bound, cut_seconds
+from autopar.search.chain import Chain
 from autopar.search.options import SearchOptions, stage_starts
 from autopar.search.result import Choice
 
@@ -53,9 +54,9 @@ class Prices:
         self.provider = provider
         self.seconds = 0.0
         self._alternatives: dict[tuple[int, int], Sequence[Alternative]] = {}
-        self._sketches: dict[tuple[int, int], list[columns.Chain]] = {}
-        self._chains: dict[tuple[int, int, int], tuple[ChainCost, columns.Chain]] = {}
-        self._optimistic: dict[tuple[int, int], columns.Chain] = {}
+        self._sketches: dict[tuple[int, int], list[Chain]] = {}
+        self._chains: dict[tuple[int, int, int], tuple[ChainCost, Chain]] = {}
+        self._optimistic: dict[tuple[int, int], Chain] = {}
 
     def alternatives(self, setting: Setting, boundary: str | None = None) -> list[int]:
         """Numbers of the alternatives of `setting`'s tp degree and micro-batch: all of them, or
@@ -69,19 +70,19 @@ class Prices:
             begin = time.perf_counter()
             self._alternatives[key] = self.provider.alternatives(*key)
             self.seconds += time.perf_counter() - begin
-            self._sketches[key] = [columns.Chain(a.least.blocks) for a in self._alternatives[key]]
+            self._sketches[key] = [Chain(a.least.blocks) for a in self._alternatives[key]]
         return self._alternatives[key]
 
     def boundary_of(self, setting: Setting, number: int) -> str:
         """The placement between blocks of an alternative."""
         return self._known(setting)[number].boundary
 
-    def sketch(self, setting: Setting, number: int) -> columns.Chain:
+    def sketch(self, setting: Setting, number: int) -> Chain:
         """What is known of an alternative without pricing it: see `Alternative.least`."""
         self._known(setting)
         return self._sketches[setting.mesh.tp, setting.microbatch][number]
 
-    def chain(self, setting: Setting, number: int) -> tuple[ChainCost, columns.Chain]:
+    def chain(self, setting: Setting, number: int) -> tuple[ChainCost, Chain]:
         """The full price of an alternative."""
         key = (setting.mesh.tp, setting.microbatch, number)
         if key not in self._chains:
@@ -89,7 +90,7 @@ class Prices:
             begin = time.perf_counter()
             cost = alternative.price()
             self.seconds += time.perf_counter() - begin
-            self._chains[key] = cost, columns.Chain(cost.blocks)
+            self._chains[key] = cost, Chain(cost.blocks)
         return self._chains[key]
 
     def check_boundary(self, boundary: str | None) -> None:
@@ -105,12 +106,12 @@ class Prices:
         """Whether `alternatives` answers at once."""
         return (setting.mesh.tp, setting.microbatch) in self._alternatives
 
-    def optimistic(self, setting: Setting) -> columns.Chain:
+    def optimistic(self, setting: Setting) -> Chain:
         """Lower bounds of all alternatives."""
         key = (setting.mesh.tp, setting.microbatch)
         if key not in self._optimistic:
             begin = time.perf_counter()
-            self._optimistic[key] = columns.Chain(self.provider.optimistic(*key).blocks)
+            self._optimistic[key] = Chain(self.provider.optimistic(*key).blocks)
             self.seconds += time.perf_counter() - begin
         return self._optimistic[key]
 
@@ -136,7 +137,7 @@ class _Entry:
 
 
 def solve_stages(
-    chain: columns.Chain,
+    chain: Chain,
     setting: Setting,
     limit: float,
     recompute: str,
@@ -174,7 +175,7 @@ class BestFirst:
             self._push(prices.optimistic(setting), index, -1, Stage.OPTIMISTIC)
 
     def _push(
-        self, chain: columns.Chain, index: int, alternative: int, stage: Stage, floor: float = 0.0
+        self, chain: Chain, index: int, alternative: int, stage: Stage, floor: float = 0.0
     ) -> None:
         """Queue an entry by what `chain` says of it; its bound is at least `floor`."""
         setting = self.settings[index]

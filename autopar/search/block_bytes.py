@@ -14,8 +14,8 @@ import numpy as np
 from autopar.block_cost import BlockCost, tie_groups
 from autopar.cost import memory
 from autopar.cost.setting import Setting
+from autopar.search.chain import Chain, Ints
 from autopar.search.chunk_times import over_ranks, sums
-from autopar.search.columns import Chain, Ints
 from autopar.search.ranges import RangeMaximum
 
 

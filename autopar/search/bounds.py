@@ -17,8 +17,8 @@ from autopar.cost.setting import Phase, Setting
 from autopar.cost.step import BlockTimes, block_times, dp_collectives, exposed
 from autopar.search import interleaved
 from autopar.search.any_chunks import AnyChunks
+from autopar.search.chain import Chain, Ints
 from autopar.search.chunk_times import ChunkTimes
-from autopar.search.columns import Chain, Ints
 
 
 @dataclass(frozen=True)

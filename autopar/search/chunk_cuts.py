@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from autopar.search.columns import Ints
+from autopar.search.chain import Ints
 
 MORE_THAN_EVEN = 2
 

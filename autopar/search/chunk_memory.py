@@ -22,8 +22,8 @@ from autopar.cost.pipeline import actions
 from autopar.cost.setting import Setting
 from autopar.interleaving import round_size, waiting
 from autopar.search.block_bytes import BlockBytes
+from autopar.search.chain import Floats, Ints
 from autopar.search.chunk_times import sums
-from autopar.search.columns import Floats, Ints
 
 # After as many rounds the numbers in flight repeat: warm-up takes less than two of them.
 ROUNDS = 4

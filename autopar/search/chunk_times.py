@@ -21,7 +21,7 @@ import numpy as np
 from autopar.block_cost import tie_groups
 from autopar.cost.setting import Setting
 from autopar.cost.step import BlockTimes, dp_collectives, exposed_gather, tied_seconds
-from autopar.search.columns import Chain, Floats, Ints
+from autopar.search.chain import Chain, Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,8 @@ from autopar.block_cost import BlockCost, tie_groups
 from autopar.cost.fullest_moment import kind_of
 from autopar.cost.setting import Setting
 from autopar.cost.step import BlockTimes, block_times, extra_seconds, tied_seconds
-from autopar.search.chain import Chain, Floats, Ints, interval_max, interval_sum
+from autopar.search.chain import Chain, Floats, Ints, interval_sum
 from autopar.search.moment_tables import MomentTables, moment_tables
-
-__all__ = ["Chain", "Columns", "Floats", "Ints", "build", "interval_max", "interval_sum"]
 
 
 @dataclass(frozen=True)

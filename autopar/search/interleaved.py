@@ -22,10 +22,10 @@ from autopar.cost.setting import Setting
 from autopar.cost.step import block_times
 from autopar.search.any_chunks import AnyChunks
 from autopar.search.block_bytes import BlockBytes
+from autopar.search.chain import Chain, Floats, Ints
 from autopar.search.chunk_cuts import cuts, given, on_one_rank
 from autopar.search.chunk_memory import ChunkMemory, Fitted
 from autopar.search.chunk_times import ChunkTimes, forward_seconds, least_makespan, sums
-from autopar.search.columns import Chain, Floats, Ints
 from autopar.search.partition import GAP
 from autopar.search.stages import StageSolution
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.search.columns import Ints
+from autopar.search.chain import Ints
 
 
 class RangeMaximum:

@@ -20,7 +20,8 @@ from autopar.cost.setting import Setting
 from autopar.search import columns, interleaved
 from autopar.search.best_first import Prices, solve_stages
 from autopar.search.bounds import bound
-from autopar.search.columns import Columns, Floats, Ints, interval_sum
+from autopar.search.chain import Floats, Ints, interval_sum
+from autopar.search.columns import Columns
 from autopar.search.options import SearchOptions, stage_starts
 from autopar.search.partition import smallest_maximum
 from autopar.search.result import Choice

@@ -115,8 +115,7 @@ def _of_mesh(
         found += [
             Setting(cluster, mesh, size, count, schedule, zero, *given, chunks)
             for schedule, chunks in kinds
-            for zero in _zero_levels(mesh, pins.zero)
-            if chunks == 1 or zero in _interleaved_levels(pins, left_out)
+            for zero in _zero_levels(mesh, pins, chunks, left_out)
         ]
     return found
 
@@ -161,17 +160,17 @@ def _chunks(
     return [count for count in full if count <= MOST_CHUNKS]
 
 
-def _zero_levels(mesh: Mesh, pinned: int | None) -> tuple[int, ...]:
-    """One data-parallel rank has nothing to shard: all levels are the same there."""
-    if pinned is not None:
-        return (pinned,)
-    return (0,) if mesh.dp == 1 else (0, 1, 2, 3)
+def _zero_levels(mesh: Mesh, pins: Pins, chunks: int, left_out: Counter[str]) -> tuple[int, ...]:
+    """One data-parallel rank has nothing to shard: all levels are the same there.
 
-
-def _interleaved_levels(pins: Pins, left_out: Counter[str]) -> tuple[int, ...]:
-    """ZeRO levels of the interleaved schedules that are searched: 2 and 3 scatter or gather every
-    part again for every micro-batch, as many times as there are chunks."""
-    if pins.zero is not None or pins.chunks is not None or pins.schedule is not None:
+    2 and 3 scatter or gather every part again for every micro-batch, as many times as there are
+    chunks: the free search interleaves without them.
+    """
+    if pins.zero is not None:
+        return (pins.zero,)
+    if mesh.dp == 1:
+        return (0,)
+    if chunks == 1 or pins.chunks is not None or pins.schedule is not None:
         return (0, 1, 2, 3)
-    left_out["ZeRO-2 and 3 with more than one chunk (they can be pinned)"] = 1
+    left_out["ZeRO-2 and 3 with more than one chunk (they can be pinned)"] += 1
     return (0, 1)

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from autopar.block_cost import FULL
 from autopar.search import knapsack
-from autopar.search.columns import Columns, Floats, Ints, Way, interval_sum
+from autopar.search.chain import Floats, Ints, interval_sum
+from autopar.search.columns import Columns, Way
 from autopar.search.knapsack_frontier import KnapsackFrontiers
 from autopar.search.moment_tables import NEVER
 from autopar.search.partition import (

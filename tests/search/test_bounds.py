@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from autopar.cost.setting import Practice, Setting
 from autopar.mesh import Mesh
-from autopar.search import columns
 from autopar.search.bounds import bound
+from autopar.search.chain import Chain
 from tests.search.synthetic import Provider, cluster
 
 PARTS = st.tuples(*[st.floats(0.0, 1.0)] * 4)
@@ -46,5 +46,5 @@ def test_a_sum_bounds_all_its_divisions(zero, microbatches, pp, parts, scale, pr
         )
         for b in blocks
     ]
-    known = bound(columns.Chain(blocks), setting).seconds
-    assert bound(columns.Chain(sums), setting, sums=True).seconds <= known * (1 + 1e-12)
+    known = bound(Chain(blocks), setting).seconds
+    assert bound(Chain(sums), setting, sums=True).seconds <= known * (1 + 1e-12)

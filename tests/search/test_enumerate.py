@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from autopar.cost.evaluate import evaluate
 from autopar.errors import PassError, UsageError
-from autopar.search import columns, stages
+from autopar.search import stages
 from autopar.search.best_first import TIE, solve_stages
 from autopar.search.bounds import bound
+from autopar.search.chain import Chain
 from autopar.search.enumerate import legal_settings, search
 from autopar.search.options import SearchOptions, parse_pins
 from autopar.search.result import SearchResult
@@ -26,13 +27,11 @@ def try_everything(provider: Provider, options: SearchOptions) -> float | None:
     for setting in legal_settings(provider, provider.on, options)[0]:
         for known in provider.alternatives(setting.mesh.tp, setting.microbatch):
             cost = known.price()
-            found = solve_stages(columns.Chain(cost.blocks), setting, limit, "auto", None)
+            found = solve_stages(Chain(cost.blocks), setting, limit, "auto", None)
             if found is not None:
-                assert bound(columns.Chain(cost.blocks), setting).seconds <= found.objective * (
-                    1 + 1e-12
-                )
-                assert bound(columns.Chain(cost.blocks), setting).peak <= max(found.peaks)
-                sketch = bound(columns.Chain(known.least.blocks), setting, sums=True)
+                assert bound(Chain(cost.blocks), setting).seconds <= found.objective * (1 + 1e-12)
+                assert bound(Chain(cost.blocks), setting).peak <= max(found.peaks)
+                sketch = bound(Chain(known.least.blocks), setting, sums=True)
                 assert sketch.seconds <= found.objective * (1 + 1e-12)
                 if best is None or found.objective < best:
                     best = found.objective

@@ -17,7 +17,7 @@ from autopar.interleaving import refused
 from autopar.mesh import Mesh
 from autopar.plan_document import StagePlan
 from autopar.search.bounds import bound, cut_seconds
-from autopar.search.columns import Chain
+from autopar.search.chain import Chain
 from autopar.search.interleaved import least_peak, solve
 from tests.search.test_stages import NUMBERS, block, cluster, ties
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import nn
 
-from autopar.api import search_program
-from autopar.cluster import Cluster
-from autopar.passes.capture import capture
 from autopar.program import Program
 from autopar.runtime.live_bytes import TERMS
 from autopar.workflow.dry_memory import dry_memory
-from autopar.workflow.model_costs import prepare
+from tests.workflow.on_paper import planned, prepared
 
 # Stage and pins.
 LAYOUTS = (
@@ -48,11 +44,7 @@ def llama() -> tuple[nn.Module, Program]:
         max_position_embeddings=256,
         use_cache=False,
     )
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-        example = {n: torch.empty(4, 256, dtype=torch.int64) for n in ("input_ids", "labels")}
-    program = capture(model, example, name="llama", dtype=torch.float32)
-    return model, prepare(program, program.sizes)
+    return prepared(lambda: LlamaForCausalLM(config), 4, 256, "llama")
 
 
 @pytest.mark.parametrize(("stage", "pins"), LAYOUTS)
@@ -60,17 +52,9 @@ def test_prediction_is_what_is_allocated(
     llama: tuple[nn.Module, Program], stage: int, pins: str
 ) -> None:
     model, program = llama
-    outcome = search_program(
-        program,
-        Cluster.parse("cpu:8"),
-        global_batch_size=32,
-        pins=pins,
-        memory_limit="1TiB",
-        explain=False,
-    )
-    assert outcome.plan is not None
-    predicted = outcome.plan.predicted["memory_per_stage"][stage]
-    found = dry_memory(model, program, outcome.plan, stage)
+    plan = planned(program, 8, 32, pins)
+    predicted = plan.predicted["memory_per_stage"][stage]
+    found = dry_memory(model, program, plan, stage)
     off = predicted["total"] / found.total - 1
     assert -MOST <= off <= (GPIPE_MOST if "gpipe" in pins else MOST), (
         f"{off:+.1%}: {predicted}, {found}"
@@ -86,15 +70,8 @@ def test_blocks_recomputed_in_part_take_what_is_predicted(
 ) -> None:
     model, program = llama
     pins, limit = IN_PART
-    outcome = search_program(
-        program,
-        Cluster.parse("cpu:8"),
-        global_batch_size=32,
-        pins=pins,
-        memory_limit=limit,
-        explain=False,
-    )
-    assert outcome.plan is not None and "in part" in outcome.plan.recompute_label
-    predicted = outcome.plan.predicted["memory_per_stage"][0]["total"]
-    found = dry_memory(model, program, outcome.plan, 0)
+    plan = planned(program, 8, 32, pins, limit)
+    assert "in part" in plan.recompute_label
+    predicted = plan.predicted["memory_per_stage"][0]["total"]
+    found = dry_memory(model, program, plan, 0)
     assert predicted / found.total - 1 == pytest.approx(0, abs=MOST), found

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import nn
 
-from autopar.api import search_program
-from autopar.cluster import Cluster
 from autopar.op_call import OpCall
 from autopar.passes.analysis import candidates
-from autopar.passes.capture import capture
 from autopar.program import Program
 from autopar.rules.language import Rule
 from autopar.rules.strategy import Strategy
 from autopar.workflow.dry_memory import dry_memory
-from autopar.workflow.model_costs import prepare
+from tests.workflow.on_paper import planned, prepared
 
 MOST = 0.05
 WAYS = {
@@ -41,11 +37,7 @@ def mixtral() -> tuple[nn.Module, Program]:
         max_position_embeddings=128,
         use_cache=False,
     )
-    with torch.device("meta"):
-        model = MixtralForCausalLM(config)
-        example = {n: torch.empty(8, 128, dtype=torch.int64) for n in ("input_ids", "labels")}
-    program = capture(model, example, name="mixtral", dtype=torch.float32)
-    return model, prepare(program, program.sizes)
+    return prepared(lambda: MixtralForCausalLM(config), 8, 128, "mixtral")
 
 
 @pytest.mark.parametrize("factor", WAYS)
@@ -61,17 +53,9 @@ def test_prediction_is_what_is_allocated(
 
     monkeypatch.setattr(candidates, "strategies", only)
     model, program = mixtral
-    outcome = search_program(
-        program,
-        Cluster.parse("cpu:8"),
-        global_batch_size=64,
-        pins=f"{WAYS[factor]},microbatch=8,recompute=none",
-        memory_limit="1TiB",
-        explain=False,
-    )
-    assert outcome.plan is not None
-    chosen = [s for b in outcome.plan.placements.values() for n, s in b.items() if n == "experts"]
+    plan = planned(program, 8, 64, f"{WAYS[factor]},microbatch=8,recompute=none")
+    chosen = [s for b in plan.placements.values() for n, s in b.items() if n == "experts"]
     assert chosen == [f"shard {factor}"]
-    predicted = outcome.plan.predicted["memory_per_stage"][0]["total"]
-    found = dry_memory(model, program, outcome.plan, 0)
+    predicted = plan.predicted["memory_per_stage"][0]["total"]
+    found = dry_memory(model, program, plan, 0)
     assert abs(predicted / found.total - 1) <= MOST, (predicted, found)

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from autopar.api import search_program
 from autopar.cluster import Cluster
 from autopar.errors import PassError
 from autopar.passes.capture import capture
@@ -17,6 +16,7 @@ from autopar.program import Program
 from autopar.search.placement_objective import Solution
 from autopar.workflow import placed_blocks
 from autopar.workflow.model_costs import ModelCosts, prepare
+from tests.workflow.on_paper import planned
 
 Attend = Callable[[torch.Tensor], torch.Tensor]
 
@@ -139,12 +139,4 @@ def test_tied_parameters_by_the_blocks_that_hold_them(factorised: Program) -> No
 )
 def test_search_and_evaluation_agree_on_several_groups(factorised: Program, pins: str) -> None:
     """`search_program` raises `PassError` where they don't."""
-    outcome = search_program(
-        factorised,
-        Cluster.parse("cpu:4"),
-        global_batch_size=16,
-        pins=pins,
-        memory_limit="1GiB",
-        explain=False,
-    )
-    assert outcome.plan is not None
+    assert planned(factorised, 4, 16, pins, "1GiB")
