@@ -9,10 +9,11 @@ import torch
 from autopar.mesh import Mesh
 from autopar.plan_document import Plan
 from autopar.runtime import collectives  # noqa: F401 - registers the ops
-from autopar.runtime.dry_run import dry_run, empty_batch
-from autopar.runtime.live_bytes import LiveBytes, Peak
+from autopar.runtime.dry_run import dry_run
+from autopar.runtime.live_bytes import Peak
 from autopar.runtime.program import DistributedProgram
 from autopar.runtime.ranks import Ranks
+from autopar.workflow.dry_memory import measured_step
 from tests.runtime.toy import SEQUENCE, WIDTH, make_model, make_plan, make_stages
 
 ITEM = 4
@@ -27,17 +28,7 @@ def measured(plan: Plan, rank: int = 0) -> tuple[Peak, int]:
         with shapes_only:
             program = DistributedProgram(stages, plan, ranks, model)
             parameters: list[Any] = [p for _, p in program.named_parameters()]
-            optimizer = torch.optim.AdamW(parameters, foreach=True)
-            live = LiveBytes(program, optimizer)
-            batch = empty_batch(program)
-            with live:
-                for _ in range(2):
-                    live.start()
-                    program.step(batch)
-                    optimizer.step()
-                    optimizer.zero_grad()
-            live.close()
-            peak = live.peak()
+            peak = measured_step(program)
             assert "_run" not in vars(program._engines[0].stage.blocks[0])
             return peak, sum(p.to_local().numel() for p in parameters)
 
