@@ -15,6 +15,7 @@ from autopar.marks import mark_nodes
 from autopar.passes.capture_experts import experts_as_one_op
 from autopar.passes.capture_export import Exported, export
 from autopar.passes.capture_graph import batch_size, program_of
+from autopar.passes.capture_hooks import refuse_gradient_hooks
 from autopar.passes.capture_library import of_libraries
 from autopar.passes.capture_refusal import explain, remember_paths
 from autopar.passes.capture_twin import (
@@ -46,6 +47,7 @@ def capture(
     where the result is provably the same (default: in models made of library code alone).
     Raises `CaptureError` naming the module, the user's line and what to do.
     """
+    refuse_gradient_hooks(model)
     inputs = named_inputs(model, example_inputs)
     repeats = of_libraries(model) if replay_repeats is None else replay_repeats
 
@@ -81,6 +83,8 @@ def _captured(
             found = export(twin, leaves, candidates, repeats=repeats)
         except Exception as error:
             raise explain(model, error) from error
+
+        refuse_gradient_hooks(twin)  # one that the forward has registered
 
         def program_from(found: Exported) -> Program:
             title = name or type(model).__name__

@@ -7,7 +7,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,11 @@ from torch import nn
 from torch._dynamo.exc import UserError, UserErrorType
 from torch.export import ExportedProgram
 
+from autopar.passes.capture_chance import no_python_chance
 from autopar.passes.capture_functions import functions_as_ops
+from autopar.passes.capture_hooks import no_hooks_in_forward
 from autopar.passes.capture_repeats import Disagreement, Repeats
-from autopar.passes.capture_tracing import Tracing, masks_as_given
+from autopar.passes.capture_tracing import Tracing, masks_as_given, no_function_transforms
 
 _TORCH_LOGGERS = (
     "torch.fx.experimental.symbolic_shapes",
@@ -76,7 +78,10 @@ def _export(
 ) -> Exported:
     tracing = Tracing()
     replay = repeats.active() if repeats else nullcontext()
-    with _quiet(), masks_as_given(), functions_as_ops(), replay, tracing:
+    refused = no_python_chance(twin), no_hooks_in_forward(), no_function_transforms()
+    with ExitStack() as stack:
+        for each in (_quiet(), masks_as_given(), functions_as_ops(), *refused, replay, tracing):
+            stack.enter_context(each)
         program = torch.export.export(twin, tuple(leaves), dynamic_shapes=dims, strict=False)
     return Exported(program, tuple(tracing.notes), repeats.replayed if repeats else 0)
 

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import CheckpointFunction
 
 from autopar.rules.registration import register_rule
 
@@ -49,6 +50,8 @@ def functions_as_ops() -> Iterator[None]:
     before = function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is CheckpointFunction and torch.is_grad_enabled():
+            return _not_again(*args)
         if _is_torchs(cls) or not torch.is_grad_enabled():
             return before.__func__(cls, *args, **kwargs)
         if kwargs:
@@ -60,6 +63,15 @@ def functions_as_ops() -> Iterator[None]:
         yield
     finally:
         function.apply = before
+
+
+def _not_again(function: Callable[..., Any], _keep_random_state: bool, *args: Any) -> Any:
+    """What a reentrant checkpoint returns, with the ops of its function in the graph: it would run
+    them without gradient, and again in the backward. As there, the gradient of what the function
+    holds is lost where no argument has one."""
+    reached = any(isinstance(a, Tensor) and a.requires_grad for a in args)
+    with torch.set_grad_enabled(reached):
+        return function(*args)
 
 
 def refuse_hidden_functions(loss: Tensor) -> None:

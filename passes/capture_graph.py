@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,8 +12,14 @@ from torch.export.graph_signature import InputKind
 
 from autopar.errors import CaptureError
 from autopar.passes.capture_refusal import refuse_mutation, refuse_regions, refuse_values
+from autopar.passes.capture_writes import refuse_silent_writes
 from autopar.passes.rewrite.functionalize import functionalize
-from autopar.passes.rewrite.inline_no_grad import inline_no_grad
+from autopar.passes.rewrite.inline_no_grad import (
+    detach_operands,
+    detached,
+    inline_no_grad,
+    runs_without_gradient,
+)
 from autopar.program import GraphInput, Program, is_differentiable, outputs_of
 
 _KINDS = {
@@ -41,15 +47,19 @@ def program_of(
     inline_no_grad(graph, exported.graph_module)
     refuse_regions(graph)
     refuse_values(graph)
+    trained = _trained(inputs, model)
+    refuse_silent_writes(graph, trained)
     buffers = {i.name: i.target for i in inputs if i.kind == "buffer"}
     state = [n for n in graph.find_nodes(op="placeholder") if n.name in buffers]
     updates = functionalize(graph, state)
     module = fx.GraphModule(torch.nn.Module(), graph)
     symbols, sizes = _symbols(module.graph, inputs, tensors)
-    _mark_gradients(module.graph, inputs, model)
+    _mark_gradients(module.graph, trained)
+    detach_operands(module.graph)
     refuse_mutation(module.graph, inputs)
     loss = outputs_of(module.graph)[0]
-    module.graph.output_node().args = ((loss, *updates.values()),)
+    module.graph.output_node().args = ((loss, *_kept(module.graph, updates.values())),)
+    module.recompile()
     return Program(
         name=name,
         graph_module=module,
@@ -158,10 +168,34 @@ def _symbols(
     return symbols, sizes
 
 
-def _mark_gradients(graph: fx.Graph, inputs: list[GraphInput], model: nn.Module) -> None:
-    """meta["requires_grad"] on every node: floating, and reached by a trainable parameter."""
+def _trained(inputs: list[GraphInput], model: nn.Module) -> set[str]:
+    """Names of the placeholders that are trained."""
     trainable = {n for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
-    roots = {i.name for i in inputs if i.kind == "parameter" and i.target in trainable}
+    return {i.name for i in inputs if i.kind == "parameter" and i.target in trainable}
+
+
+def _kept(graph: fx.Graph, updates: Iterable[fx.Node]) -> list[fx.Node]:
+    """The new values of buffers: no gradient goes through them into the next step."""
+    found = []
+    for value in updates:
+        if value.meta["requires_grad"]:
+            # In the block that makes it: a copy stands at the end of the graph.
+            source = value.args[0] if value.target is torch.ops.aten.clone.default else value
+            assert isinstance(source, fx.Node)
+            with graph.inserting_after(source):
+                cut = detached(graph, source, source)
+            if source is not value:
+                with graph.inserting_after(cut):
+                    value = graph.call_function(torch.ops.aten.clone.default, (cut,))
+                value.meta = dict(cut.meta)
+            else:
+                value = cut
+        found.append(value)
+    return found
+
+
+def _mark_gradients(graph: fx.Graph, roots: set[str]) -> None:
+    """meta["requires_grad"] on every node: floating, and reached by a trainable parameter."""
     for node in graph.nodes:
         value = node.meta.get("val")
         floating = isinstance(value, torch.Tensor) and is_differentiable(value)
@@ -171,6 +205,7 @@ def _mark_gradients(graph: fx.Graph, inputs: list[GraphInput], model: nn.Module)
         else:
             reached = any(n.meta.get("requires_grad", False) for n in node.all_input_nodes)
             cut = node.target in (torch.ops.aten.detach.default, torch.ops.aten.detach_.default)
+            cut = cut or runs_without_gradient(node)
             node.meta["requires_grad"] = bool(floating and reached and not cut)
 
 

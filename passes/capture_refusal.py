@@ -13,10 +13,46 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from autopar.errors import AutoparError, CaptureError
 from autopar.passes.analysis.aliases import memory_roots, read_later, written
+from autopar.passes.capture_hooks import REMEDY as HOOK_REMEDY
 from autopar.program import GraphInput, module_path, user_line
 
 # What torch says -> what to do; the first that is found in the message counts.
 REMEDIES: tuple[tuple[str, str], ...] = (
+    (r"^GradientHook", HOOK_REMEDY),
+    (
+        r"^PythonChance",
+        "draw it by torch (torch.rand on the device of an input, and torch.where instead of if), "
+        "or in the data loader and pass it as an input",
+    ),
+    (
+        r"^InnerBackward .*vmap",
+        "write it with ops that take a batch: linear and matmul take leading dims, else einsum",
+    ),
+    (
+        r"^InnerBackward",
+        "write that derivative out by hand, or as the backward of a torch.autograd.Function",
+    ),
+    (
+        r"PackedSequence|batch_sizes should",
+        "give padded sequences and a mask: a packed sequence has a size that depends on values",
+    ),
+    (
+        r"FlexAttention|flex_attention",
+        "use scaled_dot_product_attention with attn_mask=, which can be captured and sharded",
+    ),
+    (
+        r"TorchScript|ScriptModule",
+        "give the nn.Module itself instead of what torch.jit made of it",
+    ),
+    (
+        r"format string|__format__",
+        "a value can't be formatted while there are none: print shapes, or log outside the model",
+    ),
+    (
+        r"fake tensor in the exported program constant",
+        "that module makes a tensor by a way torch.export does not follow: register tensors with "
+        "register_buffer, and use ops of torch alone",
+    ),
     (
         r"torch\.autograd\.Function .* holds its apply",
         "write NAME.apply(...) where it is called, so that the capture sees the function",
@@ -39,6 +75,11 @@ REMEDIES: tuple[tuple[str, str], ...] = (
         "(use torch.where) and of .item()/.tolist()",
     ),
     (
+        r"_ctc_loss",
+        "make it an op that returns one loss a sample: torch.library.custom_op around F.ctc_loss "
+        "with register_fake and register_autograd; the loss is then its mean or sum",
+    ),
+    (
         r"nonzero|unique|masked_select|dynamic shape operator|DynamicOutputShape",
         "that op's result has a size that depends on values: use a form with a fixed size "
         "(torch.where with a value, a mask that is multiplied in)",
@@ -54,8 +95,8 @@ REMEDIES: tuple[tuple[str, str], ...] = (
     ),
 )
 GENERAL = (
-    "make that line free of Python control flow on tensor values "
-    "(use torch.where or torch.cond) and of .item()/.tolist(); return a scalar loss"
+    "run `torch.export.export(model, args, strict=False)` alone: what it can't trace must be "
+    "written in ops of torch that it can, or moved out of the model (data loader, loss_fn=)"
 )
 
 
@@ -68,6 +109,8 @@ def explain(model: nn.Module, error: Exception) -> AutoparError:
         return error
     text = str(error).strip().splitlines() or [type(error).__name__]
     path, line = _place(model, error.__traceback__)
+    if lifted := re.search(r"model attribute: ([\w.]+)\.lifted_tensor", str(error)):
+        path, line = lifted[1], ""
     where = f"module {path or '(root)'!r}" + (f", at {line}" if line else "")
     whole = f"{type(error).__name__} {error}"
     step = next((s for pattern, s in REMEDIES if re.search(pattern, whole)), GENERAL)
@@ -89,7 +132,7 @@ def _place(model: nn.Module, frame: TracebackType | None) -> tuple[str, str]:
         owner = frame.tb_frame.f_locals.get(names[0]) if names else None  # mostly called self
         inside_torch = "/torch/" in file
         ours = file.startswith(_OWN_FOLDER)
-        if isinstance(owner, nn.Module) and not inside_torch:
+        if isinstance(owner, nn.Module) and not inside_torch and not ours:
             path = modules.get(id(owner)) or getattr(owner, PATH, classes.get(type(owner), path))
             line = f"{file}:{frame.tb_lineno}"
         elif not inside_torch and not ours:
@@ -164,6 +207,16 @@ def refuse_values(graph: fx.Graph) -> None:
             )
 
 
+_ASSIGN = (
+    "assign the new value (self.name = ...), freeze it (for batch norm: eval() that layer) or "
+    "compute it outside the model"
+)
+_FOR_STATE = {
+    "embedding_renorm_": "leave max_norm out, and shorten long rows between steps: "
+    "weight.renorm_(2, 0, max_norm) under no_grad"
+}
+
+
 def refuse_mutation(graph: fx.Graph, inputs: Sequence[GraphInput]) -> None:
     """No write into state, or into a value with gradient whose memory has a second reader.
 
@@ -178,8 +231,7 @@ def refuse_mutation(graph: fx.Graph, inputs: Sequence[GraphInput]) -> None:
             if root.name in outside:
                 raise CaptureError(
                     f"the forward changes {outside[root.name]!r} in place ({user_line(node)})",
-                    next_step="assign the new value (self.name = ...), freeze it (for batch norm: "
-                    "eval() that layer) or compute it outside the model",
+                    next_step=_FOR_STATE.get(str(getattr(node.target, "_opname", "")), _ASSIGN),
                 )
             if node.meta["requires_grad"] and read_later(node, changed, roots, order):
                 raise CaptureError(

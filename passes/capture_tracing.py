@@ -3,6 +3,9 @@
 torch.tensor([1, 2], device=x.device), x[:, [0, 2]]
                                                made on the CPU, so that the numbers are kept
 if not torch.isfinite(x).all(): clamp          no: overflow is no part of the program (a note)
+embedding_bag                                  a lookup and a reduction (`capture_bags`)
+x.data                                         x.detach(), which the graph knows
+x.register_hook, torch.autograd.grad           refused at once, where the line is known
 nn.Transformer: is this mask causal?           not said: the mask is used as it is given
 """
 
@@ -11,11 +14,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+
+from autopar.passes.capture_bags import bags_of_rows
+from autopar.passes.capture_hooks import GradientHook, registers_hook
 
 _FROM_NUMBERS: tuple[Callable[..., Any], ...] = (torch.tensor, torch.as_tensor, torch.asarray)
 _INDEXED = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
@@ -32,6 +39,16 @@ _JOINS: dict[Callable[..., Any], Callable[[list[bool]], bool]] = {
     torch.logical_not: lambda v: not v[0], torch.Tensor.logical_not: lambda v: not v[0],
     torch.Tensor.__invert__: lambda v: not v[0],
 }  # fmt: skip
+
+
+_DATA: Callable[..., Any] = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_BACKWARDS: tuple[Callable[..., Any], ...] = (
+    torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward,
+)  # fmt: skip
+
+
+class InnerBackward(RuntimeError):
+    """A forward that computes gradients, or transforms functions, itself."""
 
 
 class Tracing(TorchFunctionMode):
@@ -51,6 +68,15 @@ class Tracing(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if registers_hook(func):
+            raise GradientHook(f"Tensor.{func.__name__} is called in the forward")
+        if func in _BACKWARDS and not _by_capture():
+            raise InnerBackward(f"{func.__module__}.{func.__qualname__} is called in the forward")
+        if func == _DATA:
+            return args[0].detach()
+        if func is torch.nn.functional.embedding_bag:
+            bags = bags_of_rows(*args, **kwargs)
+            return func(*args, **kwargs) if bags is None else bags
         if func in _FROM_NUMBERS:
             return _from_numbers(func, args, kwargs)
         if func in _INDEXED and args[0].is_meta:
@@ -102,6 +128,17 @@ def _holds_tensor(data: Any) -> bool:
     return isinstance(data, torch.Tensor | torch.SymInt | torch.SymFloat)
 
 
+def _by_capture() -> bool:
+    """Whether capture itself asks: it looks into the backward of an autograd.Function."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and "/torch/" in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame.f_code.co_filename.startswith(_OWN_FOLDER)
+
+
+_OWN_FOLDER = str(Path(__file__).parent)
+
+
 def _caller() -> str:
     """`file:line` of the innermost frame that is neither torch's nor ours."""
     frame = sys._getframe(1)
@@ -123,3 +160,32 @@ def masks_as_given() -> Iterator[None]:
         yield
     finally:
         module._detect_is_causal_mask = before
+
+
+@contextmanager
+def no_function_transforms() -> Iterator[None]:
+    """While active, torch.vmap, torch.func.grad and their like raise `InnerBackward`: the graph
+    would hold tensors of a level that is left again."""
+    replaced = []
+
+    def refused(name: str) -> Callable[..., Any]:
+        def nesting(*args: Any, **kwargs: Any) -> Any:
+            raise InnerBackward(f"torch.func's {name} is used in the forward")
+
+        return nesting
+
+    for module, name, said in (level for level in _LEVELS if hasattr(level[0], level[1])):
+        replaced.append((module, name, getattr(module, name)))
+        setattr(module, name, refused(said))
+    try:
+        yield
+    finally:
+        for module, name, function in replaced:
+            setattr(module, name, function)
+
+
+_LEVELS: tuple[tuple[Any, str, str], ...] = (
+    (torch._functorch.vmap, "vmap_increment_nesting", "vmap"),
+    (torch._functorch.eager_transforms, "grad_increment_nesting", "grad, vjp or jacrev"),
+    (torch._functorch.eager_transforms, "jvp_increment_nesting", "jvp or jacfwd"),
+)

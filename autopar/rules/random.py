@@ -12,7 +12,8 @@ from autopar.rules.language import Rule
 # One number for each element.
 _NAMES_TEXT = """
 bernoulli rand_like randn_like randint_like normal_ uniform_ bernoulli_ exponential_ random_
-log_normal_ geometric_ cauchy_ rrelu
+log_normal_ geometric_ cauchy_ rrelu normal uniform normal_functional exponential random log_normal
+geometric cauchy poisson
 """
 NAMES = _NAMES_TEXT.split()
 

@@ -19,6 +19,7 @@ from autopar.passes.analysis.aliases import ancestors
 from autopar.passes.analysis.batch_statistics import is_batch_norm, statistic_dims
 from autopar.passes.analysis.blocks import Blocks, analyse_blocks
 from autopar.passes.analysis.loss_form import loss_tail
+from autopar.passes.analysis.random_ops import draws_apart
 from autopar.passes.analysis.sample_probe import alike, follow
 from autopar.program import Program, outputs_of, tensors_of
 from autopar.rules import rule_for
@@ -35,6 +36,8 @@ _EVEN = frozenset(
     + ["zeros_like", "ones_like", "full_like", "empty_like"]
 )
 # What these read of the batch is the size of their result.
+# An argument of embedding and embedding_bag.
+COUNTED = "scale_grad_by_freq"
 _SIZED = frozenset(["view", "reshape", "expand", "unflatten", "_unsafe_view"]) | _EVEN
 
 
@@ -84,6 +87,9 @@ class _Walk:
         inputs = {i.name for i in program.of_kind("input") if i.batch_dim == 0}
         self.at = {n: 0 for n in self.nodes if n.name in inputs}
         self.constant = _made_from_nothing(self.nodes)
+        # Noise for each sample is like an input of the batch.
+        noise = {n: self._dim_by_shape(n) for n in self.nodes if _is_noise(n)}
+        self.at |= {n: d for n, d in noise.items() if d is not None and self._multiple(n, d)}
         self.placed: set[fx.Node] = set()
         self.summing = summing
         self.summed: set[fx.Node] = set()
@@ -96,8 +102,10 @@ class _Walk:
         for node in self.nodes:
             if node.op != "call_function" or node in settled:
                 continue
-            if not tensors_of(node.meta.get("val")):
+            if not tensors_of(node.meta.get("val")) or (node in self.at and _is_noise(node)):
                 continue
+            if counts_in_backward(node) and any(n in self.at for n in node.all_input_nodes):
+                return node
             if node in tail:
                 if self._mixes_in_loss(node):
                     return node
@@ -127,7 +135,7 @@ class _Walk:
         if self._counts_batch(node) or (self._reads_batch(node) and not self._as_fewer(node)):
             return False
         if any(n in self.at for n in sources) and not any(n in self.placed for n in sources):
-            dim = self._dim(node)
+            dim = self._dim_of_blank(node) if _is_blank(node) else self._dim(node)
             if dim is not None and dim >= 0:
                 self.at[node] = dim
             return dim is not None
@@ -157,7 +165,7 @@ class _Walk:
         """A value made from nothing is the same for every sample, or `placed`; it never mixes."""
         sources = [n for n in node.all_input_nodes if tensors_of(n.meta.get("val"))]
         own = self._dim_by_shape(node)
-        even = not sources and str(getattr(node.target, "_opname", "")) in _EVEN
+        even = not sources and _is_blank(node)
         if any(n in self.placed for n in sources) or self._counts_batch(node):
             self.placed.add(node)
         elif any(n in self.at for n in sources):
@@ -230,6 +238,11 @@ class _Walk:
             self._answers[key] = None if dims is None else dims.get(node, -1)
         return self._answers[key]
 
+    def _dim_of_blank(self, node: fx.Node) -> int:
+        """Of an operand such an op reads the size and the dtype alone."""
+        own = self._dim_by_shape(node)
+        return -1 if own is None else own
+
     def _dim_by_rule(self, node: fx.Node) -> int | None:
         """As `_dim`, by the op's rule alone; -1 also where there is none."""
         call = self._call(node)
@@ -255,6 +268,11 @@ class _Walk:
                     return dim
         return None
 
+    def _multiple(self, node: fx.Node, dim: int) -> bool:
+        """Whether a size is the number of samples, times what does not depend on it."""
+        symbol = self.program.symbols["batch"]
+        return not (node.meta["val"].shape[dim].node.expr / symbol).has(symbol)
+
     def _region(self, blocks: Blocks, node: fx.Node, tail: set[fx.Node]) -> list[fx.Node]:
         """The block around a node, or the shared values, with all that is made from nothing: its
         true values count (a range over the batch)."""
@@ -263,7 +281,8 @@ class _Walk:
         for each in reversed(self.nodes):
             if each in wanted:
                 wanted |= {s for s in each.all_input_nodes if s in self.constant}
-        return [n for n in self.nodes if n in wanted]
+        # Noise comes from outside, so that samples can change places with theirs.
+        return [n for n in self.nodes if n in wanted and not (n in self.at and _is_noise(n))]
 
     def _kept_apart(self, region: list[fx.Node]) -> bool:
         """Whether a region does, as a whole; notes where what others read of it holds the batch."""
@@ -285,6 +304,24 @@ class _Walk:
         alike = {n: self._dim_by_shape(n) for n in results if n not in dims}
         self.at |= dims | {n: d for n, d in alike.items() if d is not None}
         return True
+
+
+def counts_in_backward(node: fx.Node) -> bool:
+    """Whether the gradient that an index gives depends on how often it occurs."""
+    schema = getattr(node.target, "_schema", None)
+    names = [a.name for a in schema.arguments] if schema is not None else []
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return bool(given.get(COUNTED))
+
+
+def _is_noise(node: fx.Node) -> bool:
+    """Numbers drawn apart, that depend on no other values."""
+    tensors = [n for n in node.all_input_nodes if tensors_of(n.meta.get("val"))]
+    return node.op == "call_function" and draws_apart(node) and all(map(_is_blank, tensors))
+
+
+def _is_blank(node: fx.Node) -> bool:
+    return str(getattr(node.target, "_opname", "")) in _EVEN
 
 
 def _is_range(node: fx.Node) -> bool:

@@ -8,12 +8,16 @@
 | `sum`     | a sum over the batch                                  | 1                           |
 | `unknown` | anything else                                         | none: the batch stays whole |
 
-Scaling by a constant, casts and sums of one form keep the form.
+Scaling by a constant, casts and sums of one form keep the form. A term that reads no sample (the
+norm of the parameters) may be added where the weights sum to 1: it then counts once. A mean over
+targets or by a count plus a mean over elements is `even`: one weight for both is right where every
+micro-batch has as many targets, which the runtime checks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -21,6 +25,7 @@ from torch import fx
 
 from autopar.passes.analysis.aliases import ancestors
 from autopar.passes.analysis.blocks import needs_parameters
+from autopar.passes.analysis.random_ops import draws
 from autopar.program import Program
 
 _SAME = frozenset(
@@ -30,18 +35,23 @@ _SAME = frozenset(
 _ELEMENTWISE = {
     "mse_loss": 2, "l1_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2,
     "binary_cross_entropy_with_logits": 4, "binary_cross_entropy": 3, "soft_margin_loss": 2,
-    "kl_div": 2,
+    "kl_div": 2, "poisson_nll_loss": 5, "margin_ranking_loss": 4, "hinge_embedding_loss": 3,
+    "multilabel_margin_loss": 2, "triplet_margin_loss": 7,
 }  # fmt: skip
+# The same, of losses with one term a row: operands have one dim more than the others.
+_BY_ROW = {"cosine_embedding_loss": 4, "multi_margin_loss": 5}
 _CLASSES = frozenset(["cross_entropy_loss", "nll_loss", "nll_loss_nd"])
 
 
 @dataclass(frozen=True)
 class LossForm:
-    """`count`: for `targets` the target tensor, for `ratio` the divisor."""
+    """`count`: for `targets` the target tensor, for `ratio` the divisor. `even`: the weight is
+    right only if all micro-batches count as much."""
 
     kind: str
     count: fx.Node | None = None
     ignore: int = -100
+    even: bool = False
 
 
 UNKNOWN = LossForm("unknown")
@@ -52,6 +62,22 @@ def loss_form(program: Program) -> LossForm:
     free = {node for node, needs in needs_parameters(program).items() if not needs}
     loss = next(n for n in program.graph.nodes if n.name == program.loss)
     return _form(program, loss, free)
+
+
+def loss_remedy(program: Program) -> str:
+    """What makes a loss of unknown form one that can be told, where that is known; else ''."""
+    for node in loss_tail(program):
+        if _op_name(node) != "div" or not isinstance(node.args[1], fx.Node):
+            continue
+        count = node.args[1]
+        clamped = _op_name(count) in ("clamp", "clamp_min")
+        source = count.args[0] if clamped else None
+        if isinstance(source, fx.Node) and _op_name(source) == "sum" and not _is_whole(source):
+            return (
+                "its count is clamped, which changes a sum of fractions: cast the mask to bool or "
+                "int"
+            )
+    return ""
 
 
 def loss_tail(program: Program) -> set[fx.Node]:
@@ -84,34 +110,61 @@ def _form(program: Program, node: Any, free: set[fx.Node]) -> LossForm:
         top, bottom = _form(program, args[0], free), _form(program, count, free)
         both = top.kind == bottom.kind == "sum"
         return LossForm("ratio", count) if both else UNKNOWN
-    if name == "add" and any(_is_zero(n) for n in args[:2]):
-        # A total that starts as torch.zeros(()).
-        rest = [n for n in args[:2] if not _is_zero(n)]
-        return _form(program, rest[0], free) if len(rest) == 1 else UNKNOWN
-    if name in ("add", "sub") and isinstance(args[1], fx.Node):  # `alpha` scales the second
-        first, second = _form(program, args[0], free), _form(program, args[1], free)
-        return first if first == second else UNKNOWN
-    if name == "add":
-        # sum([a, b]) begins with 0; another constant may be added where the weights sum to 1.
-        whole = _form(program, args[0], free)
-        return whole if args[1] == 0 or whole.kind != "sum" else UNKNOWN
+    if name in ("add", "sub"):
+        return _of_sum(program, node, free)
     if name in _CLASSES:
         return _of_classes(program, node, free)
-    if name in _ELEMENTWISE:
+    if name in _ELEMENTWISE or name in _BY_ROW:
         # A column against a row would be every sample against every other.
-        ranks = {n.meta["val"].dim() for n in node.all_input_nodes if _has_rows(n)}
-        if len(ranks) > 1:
+        ranks = [n.meta["val"].dim() for n in node.all_input_nodes if _has_rows(n)]
+        if max(ranks, default=0) - min(ranks, default=0) != (name in _BY_ROW):
             return UNKNOWN
-        return _reduced(program, args[0], _argument(node, _ELEMENTWISE[name], "reduction", 1))
+        position = {**_ELEMENTWISE, **_BY_ROW}[name]
+        return _reduced(program, args[0], _argument(node, position, "reduction", 1))
     if name in ("sum", "mean") and _is_scalar(args[0]) and len(args) == 1:
         return _form(program, args[0], free)
     if name in ("sum", "mean") and not node.meta["val"].dim():
         parts = args[0].all_input_nodes if isinstance(args[0], fx.Node) else []
         if _op_name(args[0]) == "stack" and all(_is_scalar(n) for n in parts):
-            forms = {_form(program, n, free) for n in parts}
-            return forms.pop() if len(forms) == 1 else UNKNOWN
+            return reduce(_joined, (_form(program, n, free) for n in parts))
         return _reduced(program, args[0], 2 if name == "sum" else 1)
     return UNKNOWN
+
+
+def _of_sum(program: Program, node: fx.Node, free: set[fx.Node]) -> LossForm:
+    """Terms of a sum or difference; `alpha` scales the second."""
+    terms = node.args[:2]
+    numbers = [t for t in terms if not isinstance(t, fx.Node)]
+    if numbers:
+        # sum([a, b]) begins with 0; another constant may be added where the weights sum to 1.
+        whole = _form(program, terms[0], free)
+        return whole if numbers == [0] or whole.kind != "sum" else UNKNOWN
+    rest = [t for t in terms if not _is_zero(t)]  # a total may start as torch.zeros(())
+    if len(rest) < 2:
+        return _form(program, rest[0], free) if rest else UNKNOWN
+    apart = [t for t in rest if not _without_samples(program, t)]
+    if len(apart) == 1:
+        whole = _form(program, apart[0], free)
+        return whole if whole.kind != "sum" else UNKNOWN
+    return _joined(*(_form(program, t, free) for t in rest))
+
+
+def _joined(first: LossForm, second: LossForm) -> LossForm:
+    if first == second:
+        return first
+    plain = {replace(f, even=False) for f in (first, second) if f.kind != "mean"}
+    if UNKNOWN in plain or any(f.kind == "sum" for f in plain) or len(plain) != 1:
+        return UNKNOWN
+    return replace(plain.pop(), even=True)
+
+
+def _without_samples(program: Program, term: Any) -> bool:
+    """Whether a term is the same for every part of the batch: neither samples, nor their number,
+    nor random numbers go into it."""
+    if not _is_scalar(term):
+        return False
+    inputs = {i.name for i in program.of_kind("input") if i.batch_dim >= 0}
+    return not any(n.name in inputs or draws(n) for n in ancestors(program.graph, [term]))
 
 
 def _op_name(node: Any) -> str:

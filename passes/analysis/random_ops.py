@@ -20,6 +20,19 @@ _OPTIONAL = {
     "scaled_dot_product_attention": (("dropout_p", 0.0),),
 }
 
+# Ops whose numbers, one for each element, are drawn apart: no element knows of another.
+_APART = frozenset(
+    ["rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "uniform", "normal",
+     "normal_functional", "bernoulli", "exponential", "geometric", "log_normal", "cauchy", "random",
+     "poisson"]
+)  # fmt: skip
+
+
+def draws_apart(node: fx.Node) -> bool:
+    """Whether a call draws a number of its own for each element of the result, so that samples
+    do not depend on each other by it."""
+    return draws(node) and str(node.target._opname) in _APART  # type: ignore[union-attr]
+
 
 def draws(node: fx.Node) -> bool:
     """Whether a call draws random numbers when it runs."""

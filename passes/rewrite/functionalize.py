@@ -175,8 +175,10 @@ def _functional(node: fx.Node) -> Any:
         return lambda graph, n: _call(graph, aten.zeros_like.default, (n.args[0],), n)
     if not name.endswith("_") or name.startswith("_"):
         return None
+    if name in _RANDOM:
+        return _drawn(name, overload)
     packet = getattr(aten, name[:-1], None)
-    if packet is None or overload not in packet.overloads() or name[:-1] in _RANDOM:
+    if packet is None or overload not in packet.overloads():
         return None
     target = getattr(packet, overload)
     same = [str(a.type) for a in target._schema.arguments] == [
@@ -187,8 +189,28 @@ def _functional(node: fx.Node) -> Any:
 
 
 _RANDOM = frozenset(
-    ["uniform", "normal", "bernoulli", "random", "exponential", "geometric", "log_normal", "cauchy"]
-)
+    ["uniform_", "normal_", "bernoulli_", "random_", "exponential_", "geometric_", "log_normal_",
+     "cauchy_"]
+)  # fmt: skip
+# Functional forms that torch gives other names.
+_NAMED_OTHERWISE = {
+    ("normal_", "default"): aten.normal_functional.default,
+    ("bernoulli_", "float"): aten.bernoulli.p,
+}
+
+
+def _drawn(name: str, overload: str) -> Any:
+    """The numbers drawn: of what was there they take the shape, and no gradient."""
+    other = _NAMED_OTHERWISE.get((name, overload or "default"))
+    target = other or getattr(getattr(aten, name[:-1]), overload or "default")
+
+    def make(graph: fx.Graph, node: fx.Node) -> fx.Node:
+        args = node.args if name != "bernoulli_" or len(node.args) > 1 else (*node.args, 0.5)
+        made = _call(graph, target, args, node, node.kwargs)
+        made.meta["no_grad"] = True
+        return made
+
+    return make
 
 
 def _copied(graph: fx.Graph, node: fx.Node) -> fx.Node:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from autopar.errors import CaptureError
 from autopar.op_call import Bindings, op_call
@@ -170,3 +171,26 @@ def test_what_can_be_no_op_is_refused(step: Callable[..., Any], message: str, re
         captured(step)
     assert message in info.value.message and remedy in info.value.next_step
     assert torch.autograd.Function.__dict__["apply"] is before
+
+
+class Recomputed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        again: Tensor = checkpoint(self.second, hidden, use_reentrant=True)
+        return (hidden + again).square().sum()
+
+
+def test_a_reentrant_checkpoint_keeps_its_gradients() -> None:
+    model, x = Recomputed(), torch.randn(4, 4)
+    program = capture(model, {"x": x})
+    values = {**dict(model.named_parameters()), "x": x}
+    (loss,) = program.graph_module(*(values[i.target] for i in program.inputs))
+    model(x).backward()
+    parameters = list(model.parameters())
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, parameters), tuple(p.grad for p in parameters)
+    )

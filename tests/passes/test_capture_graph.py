@@ -11,6 +11,7 @@ from torch import nn
 from autopar.errors import CaptureError
 from autopar.passes.capture import capture
 from autopar.passes.capture_graph import batch_size, parameter_aliases
+from autopar.program import outputs_of
 
 X = torch.ones(4, 4)
 
@@ -85,3 +86,36 @@ def test_aliases_lead_to_the_first_name() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
     assert parameter_aliases(model)["1.weight"] == "0.weight"
+
+
+class Averages(nn.Module):
+    """Keeps a running mean in one dim, by assignment with a gradient or in place without."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.in_place = in_place
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        if self.in_place:
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(hidden.mean((0, 1)), alpha=0.1)
+        else:
+            self.mean = self.mean * 0.9 + hidden.mean((0, 1)) * 0.1
+        return self.second(hidden).square().mean()
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_new_values_of_buffers_have_no_gradient(in_place: bool) -> None:
+    import autopar
+
+    model, inputs = Averages(in_place), {"x": torch.randn(8, 4, 8)}
+    program = capture(model, inputs)
+    _, mean = outputs_of(program.graph)
+    assert program.updates == ("mean",) and not mean.meta["requires_grad"]
+    # One dim: such a value can't be split as those between blocks are.
+    pins = "tp=2,dp=1,pp=1,boundary=S(1)"
+    plan = autopar.plan(model, "cpu:2", example_inputs=inputs, global_batch_size=8, pins=pins)
+    assert plan.mesh.tp == 2

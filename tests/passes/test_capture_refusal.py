@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 from autopar.errors import CaptureError
@@ -37,6 +39,26 @@ class Model(nn.Module):
         return self.steps(self.inner(x)).sum()
 
 
+def conditional(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))  # type: ignore[no-any-return]
+
+
+def loops(x: torch.Tensor) -> torch.Tensor:
+    return while_loop(lambda i, z: i < 3, lambda i, z: (i + 1, z.tanh()), (x.new_zeros(()), x))[1]
+
+
+def formats(x: torch.Tensor) -> torch.Tensor:
+    return x * len(f"{x.mean():.3f}")
+
+
+def packs(x: torch.Tensor) -> torch.Tensor:
+    return pack_padded_sequence(x[..., None], torch.full((4,), 4), batch_first=True).data
+
+
+def makes_a_tensor(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.nn.functional.ctc_loss(x[:, None].log_softmax(-1), x[:1].long(), (4,), (1,))
+
+
 def branches(x: torch.Tensor) -> torch.Tensor:
     return x if x.sum() > 0 else -x
 
@@ -61,6 +83,9 @@ def mixes_devices(x: torch.Tensor) -> torch.Tensor:
     ("function", "remedy"),
     [
         (branches, "torch.where"),
+        (formats, "print shapes"),
+        (packs, "padded sequences and a mask"),
+        (makes_a_tensor, "custom_op"),
         (mixes_devices, "device=x.device"),
     ],
 )
@@ -89,6 +114,41 @@ def test_a_number_read_off_a_tensor() -> None:
         capture(Model(reads_a_value), {"x": X})
     assert "module 'steps.1'" in info.value.message and __file__ in info.value.message
     assert ".item()" in info.value.next_step
+
+
+def test_an_embedding_that_shortens_its_rows() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Embedding(4, 4, max_norm=1.0)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.rows(ids).sum()  # type: ignore[no-any-return]
+
+    with pytest.raises(CaptureError, match=r"rows\.weight") as info:
+        capture(Table(), {"ids": torch.zeros(4, dtype=torch.long)})
+    assert "renorm_" in info.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("function", "remedy"), [(conditional, "torch.where"), (loops, "without while_loop")]
+)
+def test_the_line_of_a_region_is_not_that_of_generated_code(
+    function: Callable[[torch.Tensor], torch.Tensor], remedy: str
+) -> None:
+    with pytest.raises(CaptureError) as info:
+        capture(Model(function), {"x": X})
+    assert "module 'steps.1'" in info.value.message and __file__ in info.value.message
+    assert "<eval" not in info.value.message and remedy in info.value.next_step
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_an_error_without_a_line_of_the_user_names_none() -> None:
+    scripted = torch.jit.script(nn.Linear(4, 4))
+    with pytest.raises(CaptureError) as info:
+        capture(Model(scripted), {"x": X})
+    assert "capture_export" not in info.value.message
+    assert "torch.jit" in info.value.next_step
 
 
 def test_numpy_in_the_forward() -> None:

@@ -30,11 +30,15 @@ CASES = {
     "two_losses": (TP, f"{PP},microbatches=2", ZERO),
     "own_backward": (TP, f"{PP},microbatches=2,recompute=full", ZERO),
     "learned_queries": (TP, f"{PP},microbatches=2", f"{ZERO},microbatches=2"),
+    "several_terms": (TP, f"{PP},microbatches=2", f"{ZERO},microbatches=2"),
+    "recomputed": (TP, f"{PP},microbatches=2", ZERO),
+    "bags": (TP, f"{PP},microbatches=2", ZERO),
 }
 MARKED = {
     *("custom_op", "marked_layer", "marked_tied_embedding", "deep_supervision", "two_losses"),
     "own_backward",
 }
+CAPTURED = {"several_terms", "recomputed", "bags"}
 
 
 def _on_rank(models: list[tuple[str, list[Case], Program]]) -> list[list[Verdict] | None]:
@@ -59,6 +63,8 @@ def verdicts() -> dict[str, list[Verdict]]:
 
 
 def _file(name: str) -> Path:
+    if name in CAPTURED:
+        return FOLDER / "captured_models.py"
     return FOLDER / ("marked_models.py" if name in MARKED else "input_models.py")
 
 

@@ -57,6 +57,9 @@ def _mixes(mix: Callable[[Tensor], Tensor]) -> bool:
         lambda h: h / h.norm(dim=0),
         lambda h: F.normalize(h, dim=0),
         lambda h: h @ h.mT,
+        lambda h: h * torch.rand(h.shape[0], 1, device=h.device).mean(0),
+        lambda h: h * torch.rand(h.shape[0], 1, device=h.device).cumsum(0),
+        lambda h: h * torch.randperm(h.shape[0], device=h.device)[:, None],
         lambda h: h.T.softmax(-1),
         lambda h: h - h.max(0).values,
         lambda h: h * h.max(),
@@ -101,6 +104,14 @@ def test_mixing_is_seen(mix: Callable[[Tensor], Tensor]) -> None:
         lambda h: _sorted_and_back(h),
         lambda h: h.view(h.shape[0], -1) + torch.zeros(h.shape[0], 6, device=h.device),
         lambda h: torch.cat([torch.ones(h.shape[0], 1, device=h.device), h], 1).cumsum(1),
+        # Noise of each sample's own.
+        lambda h: h * torch.randn(h.shape, device=h.device),
+        lambda h: h * (0.9 + torch.rand(h.shape[0], 1, device=h.device)).floor_(),
+        lambda h: h * torch.empty(h.shape, device=h.device).uniform_(),
+        lambda h: h * h.new_empty((h.shape[0], 1)).bernoulli_(0.9).div_(0.9),
+        lambda h: h * torch.randint(0, 9, h.shape, device=h.device),
+        lambda h: h * torch.normal(torch.zeros_like(h), 1.0),
+        lambda h: _sorted_and_back(h * torch.rand(h.shape[0], 1, device=h.device)),
     ],
 )
 def test_samples_that_stay_apart(mix: Callable[[Tensor], Tensor]) -> None:
@@ -210,3 +221,25 @@ def test_buffers_that_ranks_would_keep_alike() -> None:
 )
 def test_buffers_that_differ_on_ranks(new: Callable[[Tensor, Tensor], Tensor]) -> None:
     assert _statistics(Keeps(new)) is None
+
+
+class Lookup(nn.Module):
+    def __init__(self, table: nn.Module) -> None:
+        super().__init__()
+        self.table = table
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.table(ids).square().mean()  # type: ignore[no-any-return]
+
+
+def test_a_gradient_scaled_by_counts_over_the_batch() -> None:
+    ids = torch.arange(24).view(8, 3) % 5
+
+    def whole(table: nn.Module) -> str:
+        program = capture(Lookup(table), {"ids": ids})
+        return prepare(program, program.sizes).batch_stays_whole
+
+    counted = whole(nn.Embedding(6, 4, scale_grad_by_freq=True))
+    assert "scale_grad_by_freq" in counted and __file__ in counted
+    assert whole(nn.EmbeddingBag(6, 4, scale_grad_by_freq=True))
+    assert not whole(nn.Embedding(6, 4)) and not whole(nn.EmbeddingBag(6, 4))
