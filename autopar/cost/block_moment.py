@@ -45,7 +45,7 @@ def left_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str]) -
 def gathered_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str]) -> int:
     """What ZeRO-3 gathers for one block and frees again. `rooted`: groups of parameters that
     another block of the stage holds too belong to the root of FSDP2, which stays gathered."""
-    if setting.mesh.dp == 1 or setting.zero < 3:
+    if setting.mesh.replicas == 1 or setting.zero < 3:
         return 0
     elsewhere = sum(t.parameters for t in block.tied if t.group in rooted)
     return (block.parameters - elsewhere) * setting.bytes.compute

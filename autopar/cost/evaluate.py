@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Protocol
 
-from autopar.block_cost import FULL, BlockCost, tie_groups
+from autopar.block_cost import BlockCost, tie_groups
 from autopar.cluster import Cluster
+from autopar.cost.chunked_moment import ChunkPhase, chunked_memory
 from autopar.cost.fullest_moment import stage_memory
-from autopar.cost.held_memory import held_memory
-from autopar.cost.memory import StageMemory, late_gradient_bytes, rebuilt_bytes
+from autopar.cost.memory import StageMemory
 from autopar.cost.pipeline import Action, Event, actions, makespan, simulate, step_seconds
 from autopar.cost.setting import Phase, Setting
 from autopar.cost.step import (
+    PURPOSES,
     dp_collectives,
     exposed_gather,
     exposed_gradients,
@@ -181,19 +182,37 @@ def evaluate_setting(
     orders = actions(setting.schedule, stages, setting.microbatches, chunks)
     costs = [_part(i, parts, priced, setting) for i in range(len(parts))]
     walks = [
-        _walk(i, orders[i], [costs[i + c * stages] for c in range(chunks)], setting)
-        for i in range(stages)
+        _walk(i, orders[i], [costs[i + c * stages] for c in range(chunks)]) for i in range(stages)
     ]
-    if chunks == 1:
-        names = {n: label for p in parts for n, label in p.recomputed.items()}
-        edges = [0, *accumulate(len(p.blocks) for p in parts)]
-        for i, walk in enumerate(walks):
-            walk.memory = stage_memory(
-                blocks, edges[i], edges[i + 1], names, i, setting, Phase.fullest(walk.at_backward)
-            )
+    memory = _memory(walks, parts, blocks, setting)
     whole = [_joined(parts[i::stages]) for i in range(stages)]
     ends = [_end(stage, whole, priced, setting) for stage in whole]
-    return _whole(walks, ends, setting)
+    return _whole(walks, ends, memory, setting)
+
+
+def _memory(
+    walks: Sequence[_Walk],
+    parts: Sequence[StagePlan],
+    blocks: Sequence[BlockCost],
+    setting: Setting,
+) -> tuple[StageMemory, ...]:
+    """Of every stage, at the fullest of the moments that its walk has met."""
+    names = {n: label for p in parts for n, label in p.recomputed.items()}
+    edges = [0, *accumulate(len(p.blocks) for p in parts)]
+    spans = list(pairwise(edges))
+    if setting.chunks == 1:
+        counts = [[phase.live[0] for phase in walk.at_backward] for walk in walks]
+        return tuple(
+            stage_memory(blocks, *spans[i], names, i, setting, Phase.fullest(counts[i]))
+            for i in range(len(walks))
+        )
+    early = waiting(setting.mesh.pp, setting.microbatches)
+    return tuple(
+        chunked_memory(
+            blocks, spans[i :: len(walks)], names, dict.fromkeys(walk.at_backward), early, setting
+        )
+        for i, walk in enumerate(walks)
+    )
 
 
 def _joined(parts: Sequence[StagePlan]) -> StagePlan:
@@ -207,16 +226,10 @@ def _joined(parts: Sequence[StagePlan]) -> StagePlan:
 
 @dataclass
 class _Part:
-    """One micro-batch through one part: seconds by purpose, bytes kept until its backward,
-    rebuilt in it, and passing its borders; gradients beyond what their blocks keep."""
+    """One micro-batch through one part: seconds by purpose."""
 
     forward: dict[str, float]
     backward: dict[str, float]
-    kept: int
-    rebuilt: int
-    passing: int
-    late_gradients: int
-    blocks: list[BlockCost]
 
 
 def _part(
@@ -229,78 +242,60 @@ def _part(
     backward = _backward(part, priced, setting)
     forward["pp_comm"] += send_seconds(output, setting)
     backward["pp_comm"] += send_seconds(received, setting)
-    kept, late, rebuilt, ways = received + output, 0, 0, part.recomputed
-    for name in part.blocks:
-        block = priced[name]
-        own = block.saved_bytes
-        if name in ways:
-            again = block.option(ways[name])
-            own = again.kept
-            made = block.saved_bytes if ways[name] == FULL else again.rebuilt
-            rebuilt = max(rebuilt, rebuilt_bytes(block, made, setting))
-        kept += own
-        late += late_gradient_bytes(block.trainable, own, setting)
-    held = [priced[n] for n in part.blocks]
-    return _Part(forward, backward, kept, rebuilt, received + output, late, held)
+    return _Part(forward, backward)
 
 
 @dataclass
 class _Walk:
-    """One stage's schedule, walked: seconds by purpose over all micro-batches, and memory.
+    """One stage's schedule, walked: seconds by purpose over all micro-batches.
 
-    `forward`, `backward`: seconds of one micro-batch through each chunk. `at_backward`: how many
-    are alive when each backward starts. `memory` is that of an interleaved schedule, with its
-    largest parts all at one moment; without chunks the moments are told apart.
+    `forward`, `backward`: seconds of one micro-batch through each chunk. `in_flight`: the most that
+    are alive, over all chunks; `at_backward`: what is alive when each backward starts.
     """
 
     spent: dict[str, float]
     forward: list[float]
     backward: list[float]
     in_flight: int
-    at_backward: list[int]
-    memory: StageMemory
+    at_backward: list[ChunkPhase]
 
 
-def _walk(index: int, order: Sequence[Action], chunks: Sequence[_Part], setting: Setting) -> _Walk:
+def _walk(index: int, order: Sequence[Action], chunks: Sequence[_Part]) -> _Walk:
     """Book every action of the stage's schedule; keep count of what is alive."""
     spent = dict.fromkeys(chunks[0].forward, 0.0)
-    live = most = count = busiest = 0
+    live, before, busiest = [0] * len(chunks), [False] * len(chunks), 0
     at_backward = []
     for action in order:
         part = chunks[action.chunk]
         for purpose, seconds in (part.forward if action.kind == "F" else part.backward).items():
             spent[purpose] += seconds
         if action.kind == "F":
-            live, count = live + part.kept, count + 1
-            most, busiest = max(most, live), max(busiest, count)
+            live[action.chunk] += 1
+            busiest = max(busiest, sum(live))
         else:
-            at_backward.append(count)
-            live, count = live - part.kept, count - 1
-    if live or count:
+            at_backward.append(ChunkPhase(action.chunk, tuple(live), tuple(before)))
+            live[action.chunk] -= 1
+            before[action.chunk] = True
+    if any(live):
         raise PassError(
-            f"stage {index} ends its schedule with {count} micro-batches alive",
+            f"stage {index} ends its schedule with {sum(live)} micro-batches alive",
             next_step="every forward needs its backward",
         )
-    blocks = [b for part in chunks for b in part.blocks]
-    rebuilt, passing = max(p.rebuilt for p in chunks), max(p.passing for p in chunks)
-    if setting.chunks > 1:
-        passing *= 1 + waiting(setting.mesh.pp, setting.microbatches)
-    late = sum(p.late_gradients for p in chunks)
-    found = held_memory(blocks, most + rebuilt, passing, late, setting)
     forward = [sum(p.forward.values()) for p in chunks]
     backward = [sum(p.backward.values()) for p in chunks]
-    return _Walk(spent, forward, backward, busiest, at_backward, found)
+    return _Walk(spent, forward, backward, busiest, at_backward)
 
 
 def _forward(
     stage: StagePlan, priced: Mapping[str, BlockCost], setting: Setting
 ) -> dict[str, float]:
     """Seconds of one forward, by purpose."""
-    spent = {"compute": 0.0, "recompute": 0.0, "tp_comm": 0.0, "dp_comm": 0.0, "pp_comm": 0.0}
+    spent = dict.fromkeys(PURPOSES, 0.0)
     for position, name in enumerate(stage.blocks):
         block = priced[name]
         spent["compute"] += block.forward_compute + setting.practice.block_seconds
-        spent["tp_comm"] += block.forward_comm
+        spent["tp_comm"] += block.forward_comm - block.forward_cp
+        spent["cp_comm"] += block.forward_cp
         if setting.zero == 3:
             gather, _ = dp_collectives(block, setting)
             hidden = block.forward if position else 0.0
@@ -313,7 +308,7 @@ def _backward(
 ) -> dict[str, float]:
     """Seconds of one backward, by purpose."""
     ways = stage.recomputed
-    spent = {"compute": 0.0, "recompute": 0.0, "tp_comm": 0.0, "dp_comm": 0.0, "pp_comm": 0.0}
+    spent = dict.fromkeys(PURPOSES, 0.0)
     for name in reversed(stage.blocks):
         block = priced[name]
         available = block.backward
@@ -322,7 +317,8 @@ def _backward(
             spent["recompute"] += again.seconds
             available += again.seconds
         spent["compute"] += block.backward_compute
-        spent["tp_comm"] += block.backward_comm
+        spent["tp_comm"] += block.backward_comm - block.backward_cp
+        spent["cp_comm"] += block.backward_cp
         if setting.zero >= 2:
             gather, scatter = dp_collectives(block, setting)
             needed = scatter + (gather if setting.zero == 3 else 0.0)
@@ -359,7 +355,10 @@ def _end(
 
 
 def _whole(
-    walks: Sequence[_Walk], ends: Sequence[dict[str, float]], setting: Setting
+    walks: Sequence[_Walk],
+    ends: Sequence[dict[str, float]],
+    memory: tuple[StageMemory, ...],
+    setting: Setting,
 ) -> Evaluation:
     """Put the stages together: the slowest sets the beat, the others' turns are bubble.
 
@@ -380,10 +379,12 @@ def _whole(
     breakdown = {**walks[slowest].spent, "bubble": bubble, "optimizer": 0.0}
     for purpose, seconds in ends[longest].items():
         breakdown[purpose] += seconds
+    if setting.mesh.cp == 1:
+        breakdown.pop("cp_comm")
     return Evaluation(
         step_seconds=bubble + busy[slowest] + sum(ends[longest].values()),
         time_breakdown=breakdown,
-        memory_per_stage=tuple(w.memory for w in walks),
+        memory_per_stage=memory,
         part_forward=forward,
         part_backward=backward,
         in_flight=tuple(w.in_flight for w in walks),

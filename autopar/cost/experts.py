@@ -23,6 +23,9 @@ from autopar.experts import EXCHANGED
 from autopar.op_call import OpCall, Operand
 from autopar.program import TensorType
 
+# Elements of a 16-bit row that starts on 16 bytes: others keep batched products off matrix units.
+_ALIGNED = 8
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertsTime:
@@ -49,8 +52,11 @@ def experts_time(op: OpCall, device: Device) -> ExpertsTime:
     def product(columns: int, inner: int) -> float:
         return matmul_seconds(sizes.here, ceil(sizes.each), columns, inner, dtype, device)
 
+    # Rows are what is summed over: their number is no stride, so it need not be even.
+    summed = _ALIGNED * ceil(sizes.each / _ALIGNED)
+
     def of_weight(left: int, right: int) -> float:
-        return matmul_seconds(sizes.here, left, right, ceil(sizes.each), dtype, device)
+        return matmul_seconds(sizes.here, left, right, summed, dtype, device)
 
     w, h, i = sizes.width, sizes.hidden, sizes.inner
     # Each part is written once and read once: gathered, projected, activated, made, weighted.

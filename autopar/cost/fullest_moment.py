@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from autopar.block_cost import FULL, BlockCost, PartialRecompute, tie_groups
 from autopar.cost.block_moment import (
@@ -105,12 +106,15 @@ def stage_memory(
     sent = blocks[stop - 1].boundary_bytes if stop < len(blocks) else 0
     labels = recompute if isinstance(recompute, Mapping) else dict.fromkeys(recompute, FULL)
     again = {b.name: b.option(labels[b.name]) for b in mine if b.name in labels}
-    found = _Stage(mine, again, received, sent, setting)
+    found = StageMoments(mine, again, received, sent, setting)
     options = [found.at(phase) for phase in phases or setting.phases(stage)]
     return max([*options, found.end()], key=lambda memory: memory.total)
 
 
-class _Stage:
+class StageMoments:
+    """The moments of a stage with `blocks`, some recomputed in the ways of `recompute` (by name);
+    `received` and `sent`: bytes that pass its borders per micro-batch."""
+
     def __init__(
         self,
         blocks: Sequence[BlockCost],
@@ -136,6 +140,17 @@ class _Stage:
         self.optimizer = self._once(optimizer_bytes, "trainable")
         self.scratch = self._once(scratch_bytes, "trainable")
         self.buckets = setting.practice.bucket_bytes + self._once(bucket_bytes, "trainable")
+        # What the blocks behind each block leave, and the gradients that they have made.
+        self.left_behind = self._behind_each(
+            [left_bytes(b, setting, rooted=self.rooted) for b in blocks]
+        )
+        self.made_behind = self._behind_each([made_bytes(b, setting) for b in blocks])
+        self._fullest: dict[bool, _Moment] = {}
+
+    @staticmethod
+    def _behind_each(values: Sequence[int]) -> list[int]:
+        """[i] -> the sum of values[i + 1:]."""
+        return [*accumulate(reversed(values[1:]), initial=0)][::-1]
 
     def _once(self, term: Callable[[int, Setting], int], field: str) -> int:
         """A term over all blocks; parameters that several of them tie count once."""
@@ -153,10 +168,9 @@ class _Stage:
 
     def at(self, phase: Phase) -> StageMemory:
         """The fullest moment of one backward."""
-        plain = max(self._plain(phase), key=lambda m: m.total)
-        floor = max(self._behind(phase, rebuilt=False), key=lambda m: m.total)
-        options = [min(plain, floor, key=lambda m: m.total), *self._behind(phase, rebuilt=True)]
-        fullest = max(options, key=lambda m: m.total)
+        if phase.first not in self._fullest:
+            self._fullest[phase.first] = self._fullest_of(phase.first)
+        fullest = self._fullest[phase.first]
         shared = phase.in_flight * self.shared
         return StageMemory(
             self.parameters + fullest.gathered,
@@ -166,15 +180,22 @@ class _Stage:
             fullest.buffers + shared,
         )
 
-    def _plain(self, phase: Phase) -> list[_Moment]:
+    def _fullest_of(self, first: bool) -> _Moment:
+        """Of the first backward of a step or a later one."""
+        plain = max(self._plain(first), key=lambda m: m.total)
+        floor = max(self._behind(first, rebuilt=False), key=lambda m: m.total)
+        options = [min(plain, floor, key=lambda m: m.total), *self._behind(first, rebuilt=True)]
+        return max(options, key=lambda m: m.total)
+
+    def _plain(self, first: bool) -> list[_Moment]:
         """As if no block before a block were recomputed."""
         found, before = [], self.passing
         for index, block in enumerate(self.blocks):
             before += block.saved_bytes
-            found.append(self._moment(index, before, phase))
+            found.append(self._moment(index, before, first))
         return found
 
-    def _behind(self, phase: Phase, *, rebuilt: bool) -> list[_Moment]:
+    def _behind(self, first: bool, *, rebuilt: bool) -> list[_Moment]:
         """As if all blocks behind a block were recomputed; `rebuilt`: this block too, in the ways
         of which some block is."""
         found, behind = [], 0
@@ -182,28 +203,27 @@ class _Stage:
             block = self.blocks[index]
             own = [o.rebuilt for o in block.options if kind_of(block, o) in self.again]
             for more in own if rebuilt else [0]:
-                found.append(self._moment(index, self.kept - behind + more, phase))
+                found.append(self._moment(index, self.kept - behind + more, first))
             behind += block.least_kept
         return found
 
-    def _moment(self, index: int, activations: int, phase: Phase) -> _Moment:
+    def _moment(self, index: int, activations: int, first: bool) -> _Moment:
         block, setting = self.blocks[index], self.setting
         after = self.blocks[index + 1] if index + 1 < len(self.blocks) else None
         # The gradient that the backward before sent away.
-        around = self.buckets + (0 if phase.first else self.received)
+        around = self.buckets + (0 if first else self.received)
         # A block's own work includes the gradients of its results; the stage's outlive it.
         around += self.sent if after is not None else 0
-        behind = self.blocks[index + 1 :]
-        around += sum(left_bytes(b, setting, rooted=self.rooted) for b in behind)
+        around += self.left_behind[index]
         gradients = self.gradients
-        if phase.first and not setting.practice.gradient_buffer:
-            gradients = sum(made_bytes(b, setting) for b in behind)
+        if first and not setting.practice.gradient_buffer:
+            gradients = self.made_behind[index]
         gathered = gathered_bytes(block, setting, rooted=self.rooted)
         prefetched = 0
         if index:
             prefetched = gathered_bytes(self.blocks[index - 1], setting, rooted=self.rooted)
         released = min(block.released_bytes, activations)
-        working = working_bytes(block, after, setting, first=phase.first)
+        working = working_bytes(block, after, setting, first=first)
         backward = _Moment(
             activations - released, gradients, gathered + prefetched, around + working + released
         )

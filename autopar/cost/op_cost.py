@@ -20,6 +20,8 @@ from autopar.cost.matmul_efficiency import matmul_rate, matmul_seconds
 from autopar.experts import EXPERTS
 from autopar.op_call import Fusion, OpCall, Operand
 from autopar.program import TensorType
+from autopar.reshard import RESHARDS
+from autopar.sequence_shards import ATTENTION_ROWS, ATTENTIONS, rows_share
 
 _VIEWS_TEXT = """
 view reshape _unsafe_view flatten unflatten expand transpose permute t unsqueeze squeeze slice
@@ -56,13 +58,19 @@ def is_view(op: OpCall) -> bool:
     return op.op_name in VIEWS and not op.copies and op.registered_name != "aten::copy"
 
 
+def is_reshard(op: OpCall) -> bool:
+    """A reshard that is an op of the graph (of the axis cp): its price is that of its messages."""
+    namespace, _, name = op.registered_name.partition("::")
+    return namespace == "autopar" and name in RESHARDS
+
+
 def op_flops(op: OpCall, flops: float) -> tuple[float, float]:
     """FLOPs of forward and backward, from those of the forward (`flops`, of the op's rule)."""
     if not flops or is_view(op) or not op.results:
         return 0.0, 0.0
     if not any(t.requires_grad for t in op.results):
         return flops, 0.0
-    if op.op_name == "scaled_dot_product_attention":
+    if op.op_name in ATTENTIONS:
         return flops, BACKWARD_PRODUCTS * flops if any(t.requires_grad for t in op.types) else 0.0
     if op.op_name in EXPERTS:
         return flops, backward_flops(op, flops)
@@ -84,11 +92,11 @@ def _multiplied(op: OpCall) -> list[TensorType]:
 
 def op_cost(op: OpCall, flops: float, device: Device) -> OpCost:
     """Price of `op`, whose types are local; `flops` are the local FLOPs of its forward."""
-    if is_view(op) or not op.results:
+    if is_view(op) or is_reshard(op) or not op.results:
         return _FREE
     if op.op_name in CONTRACTIONS and flops:
         return _contraction(op, flops, device)
-    if op.op_name == "scaled_dot_product_attention" and flops:
+    if op.op_name in ATTENTIONS and flops:
         return _attention(op, flops, device)
     if op.op_name in EXPERTS:
         time = experts_time(op, device)
@@ -150,12 +158,14 @@ def _attention(op: OpCall, flops: float, device: Device) -> OpCost:
     """Fused attention: q [..., heads, queries, head dim] and keys [..., keys, head dim]."""
     query, key = (op.types[a.index] for a in op.args[:2] if isinstance(a, Operand))
     queries, head_dim = query.shape[-2:]
-    causal = bool(op.argument(5, "is_causal", False))
+    rows = op.op_name == ATTENTION_ROWS
+    causal = rows or bool(op.argument(5, "is_causal", False))
+    done = rows_share(queries, key.shape[-2]) if rows else 0.5 if causal else 1.0
     moved = _bytes_moved(op)
 
     def time(part: float, nbytes: float, *, backward: bool) -> OpTime:
         arithmetic = attention_seconds(
-            part * (flops / 2 if causal else flops),
+            part * (done * flops),
             heads=max(1, query.numel // max(1, queries * head_dim)),
             queries=queries,
             keys=key.shape[-2],

@@ -51,7 +51,9 @@ class Practice:
     for communication. `gradient_buffer`: gradients of ZeRO-0 and 1 are one buffer that is there
     from the start; a parameter's own is added to it at once (`each`) or at the end of a whole
     backward (`end`). `gradient_buckets`: there is a copy of all gradients in the compute type
-    besides, which is reduced. `block_seconds`: host work for each block and micro-batch that the
+    besides, which is reduced. `reduce_whole`: gradients are all-reduced where ZeRO-1 needs a shard
+    of them only. `split_sends`: pipeline stages pass on a part of a value that all ranks of tp
+    hold, and gather it again. `block_seconds`: host work for each block and micro-batch that the
     device waits for; `step_seconds`: the same once per step.
     """
 
@@ -60,6 +62,8 @@ class Practice:
     bucket_bytes: int = 0
     gradient_buffer: Literal["", "each", "end"] = ""
     gradient_buckets: bool = False
+    reduce_whole: bool = False
+    split_sends: bool = False
     block_seconds: float = 0.0
     step_seconds: float = 0.0
 
@@ -113,12 +117,12 @@ class Setting:
     @property
     def shards(self) -> int:
         """Over how many ranks optimizer state is split (1: every rank holds all of it)."""
-        return self.mesh.dp if self.zero >= 1 else 1
+        return self.mesh.replicas if self.zero >= 1 else 1
 
     @property
     def fsdp(self) -> bool:
         """Whether FSDP2 runs the blocks."""
-        return self.mesh.dp > 1 and self.zero > 0 and not self.practice.gradient_buffer
+        return self.mesh.replicas > 1 and self.zero > 0 and not self.practice.gradient_buffer
 
     def shard(self, elements: int) -> int:
         """Elements of `elements` on one rank, the largest share (FSDP2 pads to equal shares)."""

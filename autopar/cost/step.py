@@ -53,8 +53,11 @@ from pathlib import Path
 from autopar.block_cost import BlockCost, PartialRecompute
 from autopar.cost.collective import collective_time
 from autopar.cost.setting import Setting
+from autopar.mesh import REPLICA
 
 DATA = Path(__file__).parent.parent / "data" / "step.toml"
+# What the seconds of a micro-batch go to.
+PURPOSES = ("compute", "recompute", "tp_comm", "cp_comm", "dp_comm", "pp_comm")
 BREAKDOWN = ("compute", "recompute", "tp_comm", "dp_comm", "pp_comm", "bubble", "optimizer")
 
 
@@ -94,7 +97,7 @@ def block_times(block: BlockCost, setting: Setting) -> BlockTimes:
     """Price one block under `setting`; stage membership is added by `first_*` and `send`."""
     gather, reduce = dp_collectives(block, setting)
     dp_kept = dp_recomputed = first = end_dp = end_first = 0.0
-    if setting.mesh.dp > 1:
+    if setting.mesh.replicas > 1:
         forward, backward = block.forward, block.backward
         if setting.zero == 3:
             before = exposed_gather(gather, forward, setting)
@@ -130,7 +133,7 @@ def extra_seconds(block: BlockCost, again: PartialRecompute, setting: Setting) -
     """Seconds that recomputing a block in a given way adds to a micro-batch: they also hide
     communication of its backward."""
     hidden = 0.0
-    if setting.mesh.dp > 1 and setting.zero >= 2:
+    if setting.mesh.replicas > 1 and setting.zero >= 2:
         gather, reduce = dp_collectives(block, setting)
         needed = reduce + (gather if setting.zero == 3 else 0.0)
         hidden = exposed_gradients(needed, block.backward, setting) - exposed_gradients(
@@ -140,49 +143,55 @@ def extra_seconds(block: BlockCost, again: PartialRecompute, setting: Setting) -
 
 
 @cache
-def overlap_slowdown() -> float:
-    """Seconds that compute gets longer per second of communication behind it."""
+def usual_slowdown() -> float:
+    """`overlap_slowdown` of a device that does not state its own."""
     return float(tomllib.loads(DATA.read_text(encoding="utf-8"))["overlap_slowdown"])
 
 
-def exposed(needed: float, hiding: float) -> float:
+def exposed(needed: float, hiding: float, setting: Setting) -> float:
     """Seconds that communication of `needed` seconds adds to `hiding` seconds of compute."""
-    return max(0.0, needed - hiding) + overlap_slowdown() * min(needed, hiding)
+    slowdown = setting.cluster.device.overlap_slowdown or usual_slowdown()
+    return max(0.0, needed - hiding) + slowdown * min(needed, hiding)
 
 
 def exposed_gather(needed: float, hiding: float, setting: Setting) -> float:
     """`exposed` where the framework overlaps the gathering of parameters, else all of it."""
-    return exposed(needed, hiding) if setting.practice.overlap_gathers else needed
+    return exposed(needed, hiding, setting) if setting.practice.overlap_gathers else needed
 
 
 def exposed_gradients(needed: float, hiding: float, setting: Setting) -> float:
     """`exposed` where the framework overlaps the reduction of gradients, else all of it."""
-    return exposed(needed, hiding) if setting.practice.overlap_gradients else needed
+    return exposed(needed, hiding, setting) if setting.practice.overlap_gradients else needed
 
 
 def dp_collectives(block: BlockCost, setting: Setting) -> tuple[float, float]:
     """Seconds to gather a block's parameters, and to all-reduce (ZeRO-0) or scatter gradients."""
     mesh, size = setting.mesh, setting.bytes
-    if mesh.dp == 1:
+    if mesh.replicas == 1:
         return 0.0, 0.0
 
     def seconds(kind: str, nbytes: int) -> float:
         if nbytes == 0:
             return 0.0
-        return collective_time(kind, nbytes, mesh.dp, mesh.stride("dp"), setting.cluster)
+        return collective_time(kind, nbytes, mesh.replicas, mesh.stride(REPLICA), setting.cluster)
 
     gather = seconds("all_gather", block.parameters * size.compute)
-    reduce = "all_reduce" if setting.zero == 0 else "reduce_scatter"
+    whole = setting.zero == 0 or setting.practice.reduce_whole
+    reduce = "all_reduce" if whole else "reduce_scatter"
     return gather, seconds(reduce, block.trainable * size.reduce)
 
 
 def send_seconds(nbytes: int, setting: Setting) -> float:
-    """Seconds to pass `nbytes` to the next pipeline stage."""
-    if setting.mesh.pp == 1 or nbytes == 0:
+    """Seconds to pass the `nbytes` that a rank holds to the next pipeline stage."""
+    mesh, cluster = setting.mesh, setting.cluster
+    if mesh.pp == 1 or nbytes == 0:
         return 0.0
-    return collective_time(
-        "send", nbytes, setting.mesh.pp, setting.mesh.stride("pp"), setting.cluster
-    )
+    if setting.practice.split_sends:
+        gather = collective_time("all_gather", nbytes, mesh.tp, mesh.stride("tp"), cluster)
+        nbytes = -(-nbytes // mesh.tp)
+    else:
+        gather = 0.0
+    return gather + collective_time("send", nbytes, mesh.pp, mesh.stride("pp"), cluster)
 
 
 def optimizer_seconds(trainable: int, setting: Setting) -> float:

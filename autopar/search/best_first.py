@@ -6,7 +6,7 @@ comes back as one entry per placement alternative, with the bound of what their 
 costs; then with the bound of the full price; and is solved exactly (`stages`) when it is still
 first. Everything left in the queue when the best plan meets the smallest bound is
 proven no better. Among equal plans the simpler one wins: lower ZeRO level, no sequence-parallel
-boundary, smaller tp, smaller pp, fewer chunks, larger micro-batch.
+boundary, smaller cp, smaller tp, smaller pp, fewer chunks, larger micro-batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from autopar.block_cost import Alternative, ChainCost, CostProvider
+from autopar.block_cost import Alternative, ChainCost, CostProvider, SequenceProvider
 from autopar.cost.setting import Setting
 from autopar.errors import UsageError
 from autopar.mesh import Mesh
@@ -34,7 +34,7 @@ TIE = 1e-9
 OTHER_SOLVES = 60
 # and for how many of them the provider is asked for prices that the search did not need.
 OTHER_WAITS = 4
-Tie = tuple[int, bool, int, int, int, int, int]
+Tie = tuple[int, bool, int, int, int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,24 @@ class Progress:
     bound_seconds: float
 
 
+_Key = tuple[int, int, int]
+
+
+def _key(setting: Setting) -> _Key:
+    """What prices depend on: cp, tp and the micro-batch."""
+    return setting.mesh.cp, setting.mesh.tp, setting.microbatch
+
+
 class Prices:
     """The provider's answers, indexed once, and the time spent waiting for them."""
 
     def __init__(self, provider: CostProvider) -> None:
         self.provider = provider
         self.seconds = 0.0
-        self._alternatives: dict[tuple[int, int], Sequence[Alternative]] = {}
-        self._sketches: dict[tuple[int, int], list[Chain]] = {}
-        self._chains: dict[tuple[int, int, int], tuple[ChainCost, Chain]] = {}
-        self._optimistic: dict[tuple[int, int], Chain] = {}
+        self._alternatives: dict[_Key, Sequence[Alternative]] = {}
+        self._sketches: dict[_Key, list[Chain]] = {}
+        self._chains: dict[tuple[_Key, int], tuple[ChainCost, Chain]] = {}
+        self._optimistic: dict[_Key, Chain] = {}
 
     def alternatives(self, setting: Setting, boundary: str | None = None) -> list[int]:
         """Numbers of the alternatives of `setting`'s tp degree and micro-batch: all of them, or
@@ -65,10 +73,10 @@ class Prices:
         return [i for i, a in enumerate(found) if boundary in (None, a.boundary)]
 
     def _known(self, setting: Setting) -> Sequence[Alternative]:
-        key = (setting.mesh.tp, setting.microbatch)
+        key = _key(setting)
         if key not in self._alternatives:
             begin = time.perf_counter()
-            self._alternatives[key] = self.provider.alternatives(*key)
+            self._alternatives[key] = self._over(setting).alternatives(*key[1:])
             self.seconds += time.perf_counter() - begin
             self._sketches[key] = [Chain(a.least.blocks) for a in self._alternatives[key]]
         return self._alternatives[key]
@@ -80,11 +88,11 @@ class Prices:
     def sketch(self, setting: Setting, number: int) -> Chain:
         """What is known of an alternative without pricing it: see `Alternative.least`."""
         self._known(setting)
-        return self._sketches[setting.mesh.tp, setting.microbatch][number]
+        return self._sketches[_key(setting)][number]
 
     def chain(self, setting: Setting, number: int) -> tuple[ChainCost, Chain]:
         """The full price of an alternative."""
-        key = (setting.mesh.tp, setting.microbatch, number)
+        key = _key(setting), number
         if key not in self._chains:
             alternative = self._known(setting)[number]
             begin = time.perf_counter()
@@ -92,6 +100,14 @@ class Prices:
             self.seconds += time.perf_counter() - begin
             self._chains[key] = cost, Chain(cost.blocks)
         return self._chains[key]
+
+    def _over(self, setting: Setting) -> CostProvider:
+        """The provider of the prices of a part of the sequence, where it is split."""
+        mesh, provider = setting.mesh, self.provider
+        if mesh.cp == 1:
+            return provider
+        assert isinstance(provider, SequenceProvider)
+        return provider.over(mesh.cp, mesh.tp)
 
     def check_boundary(self, boundary: str | None) -> None:
         """Raise `UsageError` when no alternative seen has the pinned boundary."""
@@ -104,14 +120,14 @@ class Prices:
 
     def known(self, setting: Setting) -> bool:
         """Whether `alternatives` answers at once."""
-        return (setting.mesh.tp, setting.microbatch) in self._alternatives
+        return _key(setting) in self._alternatives
 
     def optimistic(self, setting: Setting) -> Chain:
         """Lower bounds of all alternatives."""
-        key = (setting.mesh.tp, setting.microbatch)
+        key = _key(setting)
         if key not in self._optimistic:
             begin = time.perf_counter()
-            self._optimistic[key] = Chain(self.provider.optimistic(*key).blocks)
+            self._optimistic[key] = Chain(self._over(setting).optimistic(*key[1:]).blocks)
             self.seconds += time.perf_counter() - begin
         return self._optimistic[key]
 
@@ -193,7 +209,7 @@ class BestFirst:
                 self.count["pruned by memory floor"] += 1
                 return
         split = alternative >= 0 and self.prices.boundary_of(setting, alternative) != "R"
-        order = (setting.zero, split, mesh.tp, mesh.pp, setting.chunks)
+        order = (setting.zero, split, mesh.cp, mesh.tp, mesh.pp, setting.chunks)
         tie: Tie = (*order, -setting.microbatch, alternative)
         heapq.heappush(self.queue, _Entry(seconds, tie, index, alternative, stage))
 

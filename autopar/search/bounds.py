@@ -15,10 +15,11 @@ from autopar.cost import memory
 from autopar.cost.block_moment import gathered_bytes, inside_bytes
 from autopar.cost.setting import Phase, Setting
 from autopar.cost.step import BlockTimes, block_times, dp_collectives, exposed
+from autopar.interleaving import round_size
 from autopar.search import interleaved
 from autopar.search.any_chunks import AnyChunks
 from autopar.search.chain import Chain, Ints
-from autopar.search.chunk_times import ChunkTimes
+from autopar.search.interleaved.times import ChunkTimes
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def _sum_times(block: BlockCost, setting: Setting) -> BlockTimes:
     """
     gather, reduce = dp_collectives(block, setting)
     kept = end = 0.0
-    if setting.mesh.dp > 1:
+    if setting.mesh.replicas > 1:
         both = gather + reduce
         if setting.zero == 3:
             kept = _exposed(gather, both, block.seconds, setting)
@@ -86,7 +87,7 @@ def _exposed(gathers: float, gradients: float, hiding: float, setting: Setting) 
     hidden = (gathers if practice.overlap_gathers else 0.0) + (
         gradients if practice.overlap_gradients else 0.0
     )
-    return gathers + gradients - hidden + exposed(hidden, hiding)
+    return gathers + gradients - hidden + exposed(hidden, hiding, setting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,27 +159,25 @@ def _peak_in(chain: Chain, setting: Setting, phase: Phase) -> int:
 
 
 def _interleaved_peak(chain: Chain, setting: Setting) -> int:
-    alone, together, boundary = _one_of_each(chain, AnyChunks(setting))
-    pp = setting.mesh.pp
-    # Each boundary passes both sides of itself: held per micro-batch, and once under way.
-    crossed = (pp * setting.chunks - 1) + (pp - 1)
-    return max(alone, (together + 2 * crossed * boundary) // pp)
+    pp, m = setting.mesh.pp, setting.microbatches
+    # From the second round on a chunk has gradients while all chunks of its rank are alive; in the
+    # first one all are alive when the last chunk begins, and there are no gradients.
+    gradients = m > round_size(pp, m)
+    alone, together, boundary = _one_of_each(chain, AnyChunks(setting), gradients)
+    return max(alone, (together + (pp * setting.chunks - 1) * boundary) // pp)
 
 
 @lru_cache(maxsize=16384)
-def _one_of_each(chain: Chain, key: AnyChunks) -> tuple[int, int, int]:
+def _one_of_each(chain: Chain, key: AnyChunks, gradients: bool) -> tuple[int, int, int]:
     """Bytes of the largest block, of all blocks, and of the smallest boundary, with one micro-batch
-    in flight: when the last chunk begins, all others of its rank are held too."""
+    in flight."""
     setting = key.setting
-    states = _states_of(chain, setting, setting.microbatches > 1)
-    kept = chain.ints(lambda b: memory.held_bytes(b.trainable, b.least_kept, setting))
-    extra = chain.ints(
-        lambda b: memory.working_bytes(b, setting) + memory.gathered_bytes(b, setting)
-    )
-    twice = _held_twice(chain, setting, setting.microbatches > 1)
+    states = _states_of(chain, setting, gradients)
+    kept = chain.ints(lambda b: b.least_kept)
+    twice = _held_twice(chain, setting, gradients)
     boundary = chain.ints(lambda b: b.boundary_bytes)
-    together = int(states.sum() + kept.sum() + extra.max()) - twice
-    return int((states + kept + extra).max()), together, int(boundary[:-1].min())
+    together = int(states.sum() + kept.sum()) - twice
+    return int((states + kept).max()), together, int(boundary[:-1].min())
 
 
 def _states_of(chain: Chain, setting: Setting, gradients: bool) -> Ints:

@@ -39,11 +39,12 @@ class Columns:
 
     Per interval: `seconds` of one micro-batch without recomputation, `end` seconds once per step,
     bytes (`memory`), and whether it can be a stage (`legal`: the runtime's pipeline needs a
-    parameter on every one). `which`: of each block its sort; `ways`: all ways to recompute a block
-    of a sort.
+    parameter on every one). `kept`: of `seconds` what each block adds wherever it is. `which`: of
+    each block its sort; `ways`: all ways to recompute a block of a sort.
     """
 
     seconds: Floats
+    kept: Floats
     end: Floats
     which: Ints
     ways: tuple[Way, ...]
@@ -83,16 +84,18 @@ def build(blocks: Chain | Sequence[BlockCost], setting: Setting) -> Columns:
     tables = moment_tables(chain, setting)
     return Columns(
         seconds=seconds,
+        kept=of(lambda t: t.kept),
         end=_with_tied_sync(end, chain, setting),
         which=chain.which,
-        ways=_ways(chain, setting, tables.kinds),
+        ways=ways_of(chain, setting, tables.kinds),
         memory=tables,
         microbatches=setting.microbatches,
         legal=_legal(chain, setting),
     )
 
 
-def _ways(chain: Chain, setting: Setting, kinds: Sequence[tuple[int, int]]) -> tuple[Way, ...]:
+def ways_of(chain: Chain, setting: Setting, kinds: Sequence[tuple[int, int]]) -> tuple[Way, ...]:
+    """All ways to recompute the sorts of a chain; `kinds` are those of its tables of memory."""
     number = {kind: index for index, kind in enumerate(kinds)}
     return tuple(
         Way(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autopar.block_cost import CostProvider
+from autopar.block_cost import CostProvider, SequenceProvider
 from autopar.cluster import Cluster
 from autopar.cost.evaluate import Evaluation, assert_agrees, evaluate
 from autopar.cost.setting import Setting
@@ -21,8 +21,10 @@ from autopar.search.neighbours import neighbours
 from autopar.search.options import SearchOptions, check_pins
 from autopar.search.recipes import recipes
 from autopar.search.result import Choice, Neighbour, RecipeScore, SearchResult
-from autopar.search.space import legal_degrees, settings
+from autopar.search.space import cp_degrees, legal_degrees, settings
 from autopar.units import format_seconds
+
+NO_SEQUENCE = "there are no prices of parts of a sequence"
 
 
 def _not_worse(best: Choice, scores: Sequence[RecipeScore], *, proven: bool) -> Choice:
@@ -49,7 +51,9 @@ def legal_settings(
     """All configurations that the pins, the model and the batch leave, and what was left out."""
     names = provider.block_names
     degrees = legal_degrees(provider, cluster)
-    check_pins(options.pins, cluster, options.global_batch, names, degrees)
+    on_cp = cp_degrees(provider, cluster)
+    reason = provider.no_sequence if isinstance(provider, SequenceProvider) else NO_SEQUENCE
+    check_pins(options.pins, cluster, options.global_batch, names, degrees, on_cp, reason)
     found, notes = settings(provider, cluster, options, degrees)
     if not found:
         raise UsageError(
@@ -103,7 +107,7 @@ def search(
 def _with_reason(other: Choice, best: Evaluation) -> Choice:
     """`other` with the time term that it has most more of than the plan."""
     seen = evaluate(other, other.chain.blocks, other.setting.cluster).time_breakdown
-    more = {term: seconds - best.time_breakdown[term] for term, seconds in seen.items()}
+    more = {term: seconds - best.time_breakdown.get(term, 0.0) for term, seconds in seen.items()}
     term = max(more, key=lambda t: (more[t], t))
     if more[term] <= TIE * best.step_seconds:
         return other

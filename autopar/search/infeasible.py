@@ -129,7 +129,7 @@ def _changes(options: SearchOptions, *, other_prices: bool) -> list[tuple[str, S
     free("zero")
     free("boundary")
     free("cuts")
-    free("tp", "pp", "dp", "cuts")
+    free("tp", "pp", "dp", "cp", "cuts")
     if options.optimizer == "adamw":
         for name in ("sgd-momentum", "sgd"):
             changes.append((f"optimizer {name}", replace(options, optimizer=name)))

@@ -14,7 +14,9 @@ in bytes per micro-batch, which is what a knapsack can be asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ from autopar.block_cost import BlockCost, Tied, tie_groups
 from autopar.cost import block_moment, memory
 from autopar.cost.fullest_moment import kind_of
 from autopar.cost.setting import Phase, Setting
+from autopar.search.any_chunks import AnyChunks
 from autopar.search.chain import NONE, Chain, Ints, interval_max, interval_sum, running_max
 
 # More than any bytes: a need that nothing meets.
@@ -30,7 +33,7 @@ NEVER = 2**60
 
 
 @dataclass(frozen=True)
-class _Moments:
+class Moments:
     """Of one sort of backward: the fullest moment with nothing recomputed (`plain`), and over what
     all blocks keep, with all of it recomputed: without (`floor`) and with what a kind rebuilds
     (`again`, [kinds, n, n + 1])."""
@@ -39,43 +42,117 @@ class _Moments:
     floor: Ints
     again: Ints
 
+    def taken(self, take: Callable[[Ints], Ints]) -> Moments:
+        return Moments(take(self.plain), take(self.floor), take(self.again))
+
+
+class IntervalMoments:
+    """Bytes per interval, whatever its place in a pipeline: `fixed`, and `flight` per micro-batch
+    in flight without recomputation; `gradients` once they are all there; `scratch` of the end of
+    the step (all that is alive in it). `received`, by its first block, and `sent`, by its end: what
+    passes its borders. `kinds`: bytes that a
+    kind of recomputation frees per micro-batch in flight, and bytes that it rebuilds."""
+
+    def __init__(self, chain: Chain, setting: Setting) -> None:
+        build = _Builder(chain, setting)
+        states = build.held(memory.optimizer_bytes)
+        parameters = build.held(memory.parameter_bytes, trained=False)
+        for group, rooted in build.rooted.items():
+            tied = chain.tied(group, lambda t: memory.tied_gathered_bytes(t.parameters, setting))
+            parameters = parameters + np.where(rooted, interval_max(tied), 0)
+        end = build.held(block_moment.end_parameter_bytes, trained=False)
+        end = end + build.held(block_moment.end_gradient_bytes)
+        fixed = parameters + states + build.held(memory.bucket_bytes)
+        self.fixed: Ints = fixed + setting.practice.bucket_bytes
+        self.flight: Ints = build.flight
+        self.gradients: Ints = build.held(memory.gradient_bytes)
+        self.scratch: Ints = end + states + build.held(memory.scratch_bytes)
+        self.received: Ints = build.received
+        self.sent: Ints = build.sent
+        self.kinds = tuple(build.kinds)
+        self._build = build
+
+    @cached_property
+    def first(self) -> Moments:
+        """Of the first backward of a step."""
+        ready = bool(self._build.setting.practice.gradient_buffer)
+        return self._build.moments(True, self.gradients if ready else np.int64(0))
+
+    @cached_property
+    def later(self) -> Moments:
+        """Of the backwards after it."""
+        return self._build.moments(False, self.gradients)
+
+    def of(self, *, first: bool) -> Moments:
+        return self.first if first else self.later
+
+    def taken(self, take: Callable[[Ints], Ints]) -> IntervalMoments:
+        """Of some intervals; `take` picks theirs from the tables of all."""
+        found = copy(self)
+        for name in ("fixed", "flight", "gradients", "scratch"):
+            setattr(found, name, take(getattr(self, name)))
+        found.first, found.later = self.first.taken(take), self.later.taken(take)
+        return found
+
+
+@lru_cache(maxsize=8)
+def _interval_moments(chain: Chain, key: AnyChunks) -> IntervalMoments:
+    return IntervalMoments(chain, key.setting)
+
+
+def interval_moments(chain: Chain, setting: Setting) -> IntervalMoments:
+    """Tables of all intervals under `setting`, whatever its schedule."""
+    return _interval_moments(chain, AnyChunks(setting))
+
 
 @dataclass(frozen=True)
 class MomentTables:
-    """Per interval `fixed` bytes, `flight` bytes per micro-batch in flight without recomputation,
-    `scratch` bytes of the end of the step (all that is alive in it). `kinds`: bytes that a kind of
-    recomputation frees per micro-batch in flight, and bytes that it rebuilds. Per stage its
-    `phases`."""
+    """Bytes of all intervals as stages of a pipeline: per stage its `phases`."""
 
-    fixed: Ints
-    flight: Ints
-    scratch: Ints
-    kinds: tuple[tuple[int, int], ...]
-    first: _Moments | None
-    later: _Moments | None
+    intervals: IntervalMoments
     phases: tuple[tuple[Phase, ...], ...]
 
-    def moments(self, phase: Phase) -> _Moments:
-        found = self.first if phase.first else self.later
-        assert found is not None
-        return found
+    @property
+    def fixed(self) -> Ints:
+        return self.intervals.fixed
 
-    def needs(self, stage: int, limit: int) -> tuple[Ints, Ints]:
+    @property
+    def flight(self) -> Ints:
+        return self.intervals.flight
+
+    @property
+    def scratch(self) -> Ints:
+        return self.intervals.scratch
+
+    @property
+    def kinds(self) -> tuple[tuple[int, int], ...]:
+        return self.intervals.kinds
+
+    def moments(self, phase: Phase) -> Moments:
+        return self.intervals.of(first=phase.first)
+
+    def taken(self, take: Callable[[Ints], Ints]) -> MomentTables:
+        """Of some intervals, as `IntervalMoments.taken`."""
+        return replace(self, intervals=self.intervals.taken(take))
+
+    def needs(self, stage: int, limit: int, rows: slice = slice(None)) -> tuple[Ints, Ints]:
         """Bytes per micro-batch that recomputation has to free for `limit`, and those for each
-        kind among the recomputed ([kinds, n, n + 1]): none at all when the first are not above 0.
-        """
-        least = np.full(self.flight.shape, NONE, np.int64)
-        each = np.full((len(self.kinds), *self.flight.shape), NONE, np.int64)
-        room = limit - self.fixed
+        kind among the recomputed ([kinds, ...]): none at all when the first are not above 0. Of
+        the intervals in some `rows` of the tables."""
+        flight = self.flight[rows]
+        least = np.full(flight.shape, NONE, np.int64)
+        each = np.full((len(self.kinds), *flight.shape), NONE, np.int64)
+        room = limit - self.fixed[rows]
         for phase in self.phases[stage]:
             k, found = phase.in_flight, self.moments(phase)
-            all_kept = k * self.flight - room
-            some = -(-(all_kept + found.floor) // k)
-            over = all_kept - self.flight + found.plain
+            all_kept = k * flight - room
+            some = -(-(all_kept + found.floor[rows]) // k)
+            over = all_kept - flight + found.plain[rows]
             plain = -(-over // (k - 1)) if k > 1 else np.where(over <= 0, NONE, NEVER)
             least = np.maximum(least, np.minimum(some, plain))
-            asked = -(-(all_kept + found.again) // k)
-            each = np.maximum(each, np.where(found.again > NONE // 2, asked, NONE))
+            again = found.again[:, rows]
+            asked = -(-(all_kept + again) // k)
+            each = np.maximum(each, np.where(again > NONE // 2, asked, NONE))
         return least, each
 
     def peak(self, stage: int, start: int, stop: int, recompute: Sequence[int]) -> int:
@@ -103,28 +180,9 @@ class MomentTables:
 
 
 def moment_tables(chain: Chain, setting: Setting) -> MomentTables:
-    """Tables of all intervals under `setting`."""
-    build = _Builder(chain, setting)
+    """Tables of all intervals under `setting`, as stages."""
     phases = tuple(setting.phases(i) for i in range(setting.mesh.pp))
-    used = {phase.first for stage in phases for phase in stage}
-    states = build.held(memory.optimizer_bytes)
-    parameters = build.held(memory.parameter_bytes, trained=False)
-    for group, rooted in build.rooted.items():
-        tied = chain.tied(group, lambda t: memory.tied_gathered_bytes(t.parameters, setting))
-        parameters = parameters + np.where(rooted, interval_max(tied), 0)
-    end = build.held(block_moment.end_parameter_bytes, trained=False) + build.held(
-        block_moment.end_gradient_bytes
-    )
-    gradients, ready = build.held(memory.gradient_bytes), bool(setting.practice.gradient_buffer)
-    return MomentTables(
-        fixed=parameters + states + build.held(memory.bucket_bytes) + setting.practice.bucket_bytes,
-        flight=build.flight,
-        scratch=end + states + build.held(memory.scratch_bytes),
-        kinds=tuple(build.kinds),
-        first=build.moments(True, gradients if ready else np.int64(0)) if True in used else None,
-        later=build.moments(False, gradients) if False in used else None,
-        phases=phases,
-    )
+    return MomentTables(interval_moments(chain, setting), phases)
 
 
 class _Builder:
@@ -160,7 +218,7 @@ class _Builder:
             total = total - (interval_sum(same) - interval_max(same))
         return np.asarray(total)
 
-    def moments(self, first: bool, gradients: Ints | np.int64) -> _Moments:
+    def moments(self, first: bool, gradients: Ints | np.int64) -> Moments:
         """Tables of a backward. `gradients`: those that are there throughout; in the first
         backward there are those of the blocks behind."""
         found = self._moments(first, gradients, rooted=())
@@ -168,7 +226,7 @@ class _Builder:
             return found
         for groups, where in self._rooted_together():
             other = self._moments(first, gradients, rooted=groups)
-            found = _Moments(
+            found = Moments(
                 *(
                     np.where(where, getattr(other, name), getattr(found, name))
                     for name in ("plain", "floor", "again")
@@ -190,7 +248,7 @@ class _Builder:
 
     def _moments(
         self, first: bool, gradients: Ints | np.int64, *, rooted: Collection[str]
-    ) -> _Moments:
+    ) -> Moments:
         chain, setting = self.chain, self.setting
         least = chain.ints(lambda b: b.least_kept)
         made = chain.ints(lambda b: block_moment.left_bytes(b, setting, rooted=rooted))
@@ -210,7 +268,7 @@ class _Builder:
             + end
             for kind in self.kinds
         ]
-        return _Moments(np.asarray(plain), np.asarray(floor), np.stack(again))
+        return Moments(np.asarray(plain), np.asarray(floor), np.stack(again))
 
     def _can(self, kind: tuple[int, int]) -> NDArray[np.bool_]:
         """Which blocks could be recomputed in a way of this kind."""

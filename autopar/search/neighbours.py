@@ -15,7 +15,7 @@ from autopar.search.best_first import BestFirst, Prices
 from autopar.search.options import Pins, SearchOptions
 from autopar.search.result import Choice, Neighbour
 from autopar.search.smallest_memory import smallest_memory
-from autopar.search.space import divisors, legal_degrees, settings
+from autopar.search.space import divisors, legal_degrees, long_degrees, settings
 from autopar.units import format_bytes
 
 
@@ -33,7 +33,8 @@ def neighbours(
     """The best plan for every single change that is legal and that the pins leave open."""
     degrees = legal_degrees(prices.provider, cluster)
     found = []
-    for change in _changes(best, cluster, degrees, len(prices.provider.block_names)):
+    on_cp = [1, *long_degrees(prices.provider, cluster)]
+    for change in _changes(best, cluster, degrees, on_cp, len(prices.provider.block_names)):
         if not _open(options.pins, change.pins):
             continue
         pins = replace(options.pins, **_given(change.pins))
@@ -54,12 +55,15 @@ def neighbours(
     return tuple(found)
 
 
-def _changes(best: Choice, cluster: Cluster, degrees: list[int], blocks: int) -> Iterator[_Change]:
+def _changes(
+    best: Choice, cluster: Cluster, degrees: list[int], on_cp: list[int], blocks: int
+) -> Iterator[_Change]:
     mesh = best.mesh
     kept = Pins(
         tp=mesh.tp,
         pp=mesh.pp,
-        zero=best.zero if mesh.dp > 1 else None,
+        cp=mesh.cp,
+        zero=best.zero if mesh.replicas > 1 else None,
         microbatch=best.microbatch,
         schedule=best.schedule if mesh.pp > 1 else None,
         chunks=best.chunks if mesh.pp > 1 else None,
@@ -68,13 +72,18 @@ def _changes(best: Choice, cluster: Cluster, degrees: list[int], blocks: int) ->
     # What another mesh can't keep follows from it.
     moved = replace(kept, zero=None, schedule=None, chunks=None, boundary=None)
     for tp in _beside(degrees, mesh.tp):
-        if cluster.size % (tp * mesh.pp) == 0:
+        if cluster.size % (tp * mesh.pp * mesh.cp) == 0:
             yield _Change(f"TP {tp}", replace(moved, tp=tp, zero=_level(best, mesh.pp * tp)))
-    for pp in _beside(divisors(cluster.size // mesh.tp), mesh.pp):
+    for cp in _beside(on_cp, mesh.cp):
+        if cluster.size % (cp * mesh.pp * mesh.tp) == 0:
+            level = _level(best, mesh.pp * mesh.tp)
+            # The micro-batch of the whole sequence may be too large to keep, or too small.
+            yield _Change(f"CP {cp}", replace(moved, cp=cp, zero=level, microbatch=None))
+    for pp in _beside(divisors(cluster.size // (mesh.tp * mesh.cp)), mesh.pp):
         if pp <= blocks:
             pins = replace(moved, pp=pp, zero=_level(best, pp * mesh.tp), boundary=kept.boundary)
             yield _Change(f"PP {pp}", pins)
-    if mesh.dp > 1:
+    if mesh.replicas > 1:
         for zero in _beside([0, 1, 2, 3], best.zero):
             yield _Change(f"ZeRO-{zero}", replace(kept, zero=zero))
     for size in (best.microbatch // 2, 2 * best.microbatch):
@@ -109,7 +118,7 @@ def _schedules(best: Choice, kept: Pins, blocks: int) -> Iterator[_Change]:
 
 def _level(best: Choice, ranks: int) -> int | None:
     """The ZeRO level of the plan where data parallelism is left to carry it."""
-    return best.zero if best.mesh.dp > 1 and best.setting.cluster.size > ranks else None
+    return best.zero if best.mesh.replicas > 1 and best.setting.cluster.size > ranks else None
 
 
 def _beside(values: list[int], value: int) -> list[int]:

@@ -12,7 +12,7 @@ from autopar.cost.setting import OPTIMIZER_STATES, PRECISION
 from autopar.errors import UsageError
 from autopar.plan_document import BOUNDARY, SCHEDULES
 
-_NUMBERS = ("tp", "pp", "dp", "microbatch", "microbatches", "chunks")
+_NUMBERS = ("tp", "pp", "dp", "cp", "microbatch", "microbatches", "chunks")
 RECOMPUTE = ("none", "selective", "full")
 WEIGHTS = ("any", "split")
 
@@ -39,6 +39,7 @@ class Pins:
     boundary: str | None = None
     weights: str | None = None
     cuts: tuple[str, ...] | None = None
+    cp: int | None = None
 
     def __str__(self) -> str:
         parts = []
@@ -173,9 +174,21 @@ def stage_starts(pins: Pins, names: Sequence[str]) -> tuple[int, ...] | None:
 
 
 def check_pins(
-    pins: Pins, cluster: Cluster, global_batch: int, names: Sequence[str], tp_degrees: Sequence[int]
+    pins: Pins,
+    cluster: Cluster,
+    global_batch: int,
+    names: Sequence[str],
+    tp_degrees: Sequence[int],
+    cp_degrees: Sequence[int] = (1,),
+    no_sequence: str = "",
 ) -> None:
     """Raise `UsageError` for pins that contradict each other, the cluster, model or batch."""
+    if pins.cp is not None and pins.cp not in cp_degrees:
+        why = no_sequence or "it must divide the number of ranks and the sequence"
+        raise UsageError(
+            f"cp={pins.cp} is not legal for this model on {cluster.size} ranks: {why}",
+            next_step=f"choose one of cp={', '.join(map(str, cp_degrees))}",
+        )
     if pins.tp is not None and pins.tp not in tp_degrees:
         raise UsageError(
             f"tp={pins.tp} is not legal for this model on {cluster.size} ranks: it must divide the"
@@ -238,14 +251,16 @@ def _check_chunks(pins: Pins, blocks: int) -> None:
 
 
 def _check_world(pins: Pins, world: int, pp: int | None) -> None:
-    given = {"pp": pp, "dp": pins.dp, "tp": pins.tp}
+    given = {"pp": pp, "dp": pins.dp, "cp": pins.cp, "tp": pins.tp}
+    # Of the axes cp alone is 1 unless it has a reason to be more.
+    complete = None not in (pp, pins.dp, pins.tp)
     pinned = {name: degree for name, degree in given.items() if degree is not None}
     product = 1
     for degree in pinned.values():
         product *= degree
     text = " x ".join(f"{name} {degree}" for name, degree in pinned.items())
     total = f" = {product}" if len(pinned) > 1 else ""
-    if len(pinned) == 3 and product != world:
+    if complete and product != world:
         raise UsageError(
             f"{text} is {product} ranks, the cluster has {world}",
             next_step="all ranks are used: free one of the degrees or change it",

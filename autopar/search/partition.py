@@ -22,10 +22,10 @@ GAP = 1e-12
 
 @dataclass(frozen=True)
 class Table:
-    """`seconds[i]` and `end[i]`: price of stage i holding blocks a .. b-1, at [a - i, b - i - 1].
+    """`seconds[i]` and `end[i]`: price of stage i with k + 1 blocks, the last of them block y + i,
+    at [y, k]; `inf` where there are no such blocks or they do not fit.
 
-    With n blocks and p stages a runs from i to n - p + i: a square of side n - p + 1; `inf` where
-    the interval is empty or does not fit.
+    With n blocks and p stages y runs from 0 to n - p; k to the most blocks of a stage, less 1.
     """
 
     seconds: Floats
@@ -50,14 +50,30 @@ class Partition:
     cuts: tuple[int, ...]
 
 
+def at_starts(values: Floats, width: int) -> Floats:
+    """[y, k]: of `values` by x the one of a stage's start, x = y - k; `inf` where there is none."""
+    padded = np.concatenate([np.full(width - 1, np.inf), values])
+    return np.lib.stride_tricks.sliding_window_view(padded, width)[:, ::-1]
+
+
+def _by_start(table: Floats) -> Floats:
+    """[x, k] of a table [y, k], with x = y - k; `inf` beyond the chain."""
+    side, width = table.shape
+    padded = np.concatenate([table, np.full((width - 1, width), np.inf)])
+    row, column = padded.strides
+    return np.lib.stride_tricks.as_strided(
+        padded, (side, width), (row, row + column), writeable=False
+    )
+
+
 def forward_sums(cost: Floats) -> Floats:
     """[i, x]: smallest sum of stages 0 .. i-1 such that stage i starts at block i + x."""
-    stages, side, _ = cost.shape
+    stages, side, width = cost.shape
     sums = np.full((stages + 1, side), np.inf)
     sums[0, 0] = 0.0
     for i in range(stages):
-        # A stage i at [x, y] ends before block y + i + 1: stage i + 1 starts there, at offset y.
-        sums[i + 1] = (sums[i][:, None] + cost[i]).min(axis=0)
+        # A stage i at [y, k] ends with block y + i: stage i + 1 starts behind it, at offset y.
+        sums[i + 1] = (at_starts(sums[i], width) + cost[i]).min(axis=1)
     return sums
 
 
@@ -67,17 +83,17 @@ def backward_sums(cost: Floats) -> Floats:
     sums = np.full((stages + 1, side), np.inf)
     sums[stages, side - 1] = 0.0
     for i in reversed(range(stages)):
-        sums[i] = (cost[i] + sums[i + 1][None, :]).min(axis=1)
+        sums[i] = _by_start(cost[i] + sums[i + 1][:, None]).min(axis=1)
     return sums
 
 
 def smallest_maximum(cost: Floats) -> float:
     """The smallest possible value of the dearest stage."""
-    stages, side, _ = cost.shape
+    stages, side, width = cost.shape
     best = np.full(side, np.inf)
     best[0] = -np.inf
     for i in range(stages):
-        best = np.maximum(best[:, None], cost[i]).min(axis=0)
+        best = np.maximum(at_starts(best, width), cost[i]).min(axis=1)
     return float(best[side - 1])
 
 
@@ -146,15 +162,23 @@ def _smallest_sum(table: Table, tau: float, eps: float) -> tuple[float, tuple[in
     total = float(sums[-1, table.side - 1])
     if not np.isfinite(total):
         return None
-    cuts = [table.side - 1]
+    cuts, width = [table.side - 1], cost.shape[2]
     for i in reversed(range(table.stages)):
-        cuts.append(int((sums[i] + cost[i][:, cuts[-1]]).argmin()))
+        y = cuts[-1]
+        through = (at_starts(sums[i], width)[y] + cost[i][y])[::-1]
+        # Of equal ones that which starts first.
+        cuts.append(y - (width - 1 - int(through.argmin())))
     offsets = cuts[::-1]
     return total, tuple(x + i for i, x in enumerate(offsets))
 
 
+def cells_of(cuts: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """Where the stages of a path are in a table."""
+    return [(i, b - i - 1, b - a - 1) for i, (a, b) in enumerate(itertools.pairwise(cuts))]
+
+
 def _maxima(table: Table, cuts: tuple[int, ...]) -> tuple[float, float]:
-    cells = [(i, cuts[i] - i, cuts[i + 1] - i - 1) for i in range(table.stages)]
+    cells = cells_of(cuts)
     return (
         float(max(table.seconds[c] for c in cells)),
         float(max(table.end[c] for c in cells)),

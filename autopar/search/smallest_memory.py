@@ -18,6 +18,7 @@ import numpy as np
 from autopar.block_cost import FULL
 from autopar.cost.setting import Setting
 from autopar.search import columns, interleaved
+from autopar.search.band import Band
 from autopar.search.best_first import Prices, solve_stages
 from autopar.search.bounds import bound
 from autopar.search.chain import Floats, Ints, interval_sum
@@ -77,9 +78,12 @@ def least_peak(
         return None
     legal = legal_intervals(table, np.inf, starts)
     least = [least_bytes(table, i, recompute).astype(np.float64) for i in range(table.stages)]
+    band = Band(table.blocks, side)
+    some = band.some & band(legal)
+    first = np.arange(side)[:, None] >= np.arange(side)[None, :]
     cost: Floats = np.stack(
         [
-            np.where(legal, bytes_, np.inf)[i : i + side, i + 1 : i + 1 + side]
+            np.where(first & some[i : i + side], band(bytes_)[i : i + side], np.inf)
             for i, bytes_ in enumerate(least)
         ]
     )

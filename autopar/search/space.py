@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Sequence
 
-from autopar.block_cost import CostProvider
+from autopar.block_cost import CostProvider, SequenceProvider
 from autopar.cluster import Cluster
 from autopar.cost.setting import Setting
 from autopar.interleaving import refused
@@ -17,6 +17,9 @@ FEW = 12
 # The free search tries no more chunks; a pin may ask for more. Each chunk more saves less of the
 # bubble, (p-1)/(vm+p-1), and sends as much again.
 MOST_CHUNKS = 8
+# The free search splits sequences so that every rank keeps as many positions: with fewer the
+# messages of attention are long beside its arithmetic, and dp does the same without them.
+LEAST_POSITIONS = 4096
 
 
 def divisors(number: int) -> list[int]:
@@ -36,6 +39,21 @@ def legal_degrees(provider: CostProvider, cluster: Cluster) -> list[int]:
     return [d for d in provider.tp_degrees(cluster.size) if cluster.size % d == 0]
 
 
+def cp_degrees(provider: CostProvider, cluster: Cluster) -> list[int]:
+    """The cp degrees of the model that divide the cluster."""
+    if not isinstance(provider, SequenceProvider):
+        return [1]
+    return [d for d in provider.cp_degrees(cluster.size) if cluster.size % d == 0]
+
+
+def long_degrees(provider: CostProvider, cluster: Cluster) -> list[int]:
+    """Those above 1 that the free search tries: they leave every rank a long part of a sequence."""
+    if not isinstance(provider, SequenceProvider):
+        return []
+    most = provider.sequence // LEAST_POSITIONS
+    return [d for d in cp_degrees(provider, cluster) if 1 < d <= most]
+
+
 def settings(
     provider: CostProvider, cluster: Cluster, options: SearchOptions, tp_degrees: Sequence[int]
 ) -> tuple[list[Setting], list[str]]:
@@ -44,18 +62,20 @@ def settings(
     left_out: Counter[str] = Counter()
     pins, names = options.pins, provider.block_names
     allowed = set(provider.microbatch_sizes(options.global_batch))
+    free_cp = [1, *(long_degrees(provider, cluster) if pins.cp is None else [])]
     starts = stage_starts(pins, names)
     stages = cut_ranks(pins, starts)
     held = provider.holds_parameters
     # The runtime's pipeline needs a parameter on every stage.
     most = max(1, sum(held))
     what = f"{len(names)} blocks" if all(held) else f"{most} of {len(names)} blocks with parameters"
-    for tp in tp_degrees:
-        if cluster.size % tp or pins.tp not in (None, tp):
+    inner = [(cp, tp) for cp in (free_cp if pins.cp is None else [pins.cp]) for tp in tp_degrees]
+    for cp, tp in inner:
+        if cluster.size % (cp * tp) or pins.tp not in (None, tp):
             continue
-        for pp in divisors(cluster.size // tp):
-            dp = cluster.size // tp // pp
-            mesh = Mesh(pp, dp, tp)
+        for pp in divisors(cluster.size // (cp * tp)):
+            dp = cluster.size // (cp * tp) // pp
+            mesh = Mesh(pp, dp, tp, cp)
             if stages not in (None, pp) or pins.dp not in (None, dp):
                 continue
             if pp > most:
@@ -97,9 +117,13 @@ def _of_mesh(
         sizes = [samples // pins.microbatches] if exact else []
     else:
         sizes = microbatch_sizes(samples, allowed)
+        if mesh.cp > 1 and pins.cp is None and len(sizes) > 1:
+            # More samples at once would rather be spread over dp.
+            left_out["larger micro-batches with cp (they can be pinned with it)"] += 1
+            sizes = sizes[:1]
         if not sizes:
             left_out["no micro-batch size of the captured model divides the batch"] += 1
-        elif len(sizes) < sum(d in allowed for d in divisors(samples)):
+        elif mesh.cp == 1 and len(sizes) < sum(d in allowed for d in divisors(samples)):
             left_out["micro-batch sizes that are not powers of two (many divisors)"] += 1
     found = []
     for size in sizes:
@@ -168,7 +192,7 @@ def _zero_levels(mesh: Mesh, pins: Pins, chunks: int, left_out: Counter[str]) ->
     """
     if pins.zero is not None:
         return (pins.zero,)
-    if mesh.dp == 1:
+    if mesh.replicas == 1:
         return (0,)
     if chunks == 1 or pins.chunks is not None or pins.schedule is not None:
         return (0, 1, 2, 3)

@@ -10,23 +10,27 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.block_cost import FULL
 from autopar.search import knapsack
+from autopar.search.band import Band
 from autopar.search.chain import Floats, Ints, interval_sum
 from autopar.search.columns import Columns, Way
 from autopar.search.knapsack_frontier import KnapsackFrontiers
 from autopar.search.moment_tables import NEVER
 from autopar.search.partition import (
+    GAP,
     Partition,
     Table,
+    at_starts,
     backward_sums,
     best_partition,
+    cells_of,
     forward_sums,
     smallest_maximum,
 )
@@ -34,6 +38,8 @@ from autopar.search.partition import (
 RATIO_GROUPS = 16
 BATCH = 20000
 SINGLES = 96
+# Of longer chains stages of up to twice an even share are looked at first.
+WHOLE_SIDE = 128
 # What `recompute` has to be for a block to be recomputed whole, or in part.
 WHOLE = ("auto",)
 PARTIAL = ("auto", "selective")
@@ -71,7 +77,40 @@ def solve(
     """
     if columns.stages > columns.blocks:
         return None
-    search = _Search(columns, limit, recompute, starts)
+    side = columns.blocks - columns.stages + 1
+    most = (
+        side
+        if side <= WHOLE_SIDE
+        else max(1, WHOLE_SIDE // 2, 2 * columns.blocks // columns.stages)
+    )
+    if starts is not None:
+        most = max(b - a for a, b in pairwise([*starts, columns.blocks]))
+    while True:
+        found = _solve(columns, limit, recompute, starts, cutoff, min(most, side))
+        beyond = _beyond(columns, most) if starts is None and most < side else np.inf
+        best = found.objective if found else cutoff
+        if beyond >= best * (1 - GAP):
+            return replace(found, bound=min(found.bound, beyond)) if found else None
+        most *= 2
+
+
+def _beyond(columns: Columns, most: int) -> float:
+    """No cuts with a stage of more than `most` blocks take less than these seconds."""
+    kept = np.concatenate([[0.0], np.cumsum(columns.kept)])
+    longer = float((kept[most + 1 :] - kept[: -most - 1]).min())
+    return float(kept[-1] + (columns.microbatches - 1) * longer)
+
+
+def _solve(
+    columns: Columns,
+    limit: float,
+    recompute: str,
+    starts: Sequence[int] | None,
+    cutoff: float,
+    most: int,
+) -> StageSolution | None:
+    """`solve`, of stages of at most so many blocks."""
+    search = _Search(columns, limit, recompute, starts, most)
     best: Partition | None = None
     while True:
         found = best_partition(search.table, best.objective if best else cutoff)
@@ -89,9 +128,14 @@ class _Search:
     """Column prices of one inner search, from relaxed to exact."""
 
     def __init__(
-        self, columns: Columns, limit: float, recompute: str, starts: Sequence[int] | None
+        self,
+        columns: Columns,
+        limit: float,
+        recompute: str,
+        starts: Sequence[int] | None,
+        most: int,
     ) -> None:
-        self.columns = columns
+        self.columns, self.band = columns, Band(columns.blocks, most)
         self.side = columns.blocks - columns.stages + 1
         memory = columns.memory
         self.full = {w.sort: w for w in columns.ways if w.label == FULL}
@@ -100,57 +144,54 @@ class _Search:
         self.count_before = np.concatenate(
             [np.zeros((1, one_hot.shape[1]), np.int64), np.cumsum(one_hot, axis=0)]
         )
-        seconds = columns.seconds
+        take = self.band
+        seconds = take(columns.seconds)
         if self.whole:
             extra = np.array([self.full[int(sort)].extra for sort in columns.which])
-            seconds = seconds + interval_sum(extra)
-        fits = legal_intervals(columns, limit, starts)
+            seconds = seconds + take(interval_sum(extra))
+        fits = take(legal_intervals(columns, limit, starts)) & take.some
         # Bytes per micro-batch that recomputation has to free, for each stage, and those for each
         # item among the recomputed; the limit is compared in whole bytes.
-        needs = [memory.needs(i, int(np.floor(limit))) for i in range(columns.stages)]
+        memory = columns.memory.taken(take)
+        rows = [slice(i, i + self.side) for i in range(columns.stages)]
+        needs = [memory.needs(i, int(np.floor(limit)), rows[i]) for i in range(columns.stages)]
         if self.whole:
-            freed = interval_sum(
-                np.array([self.full[int(sort)].gain for sort in columns.which], np.int64)
-            )
-            needs = [(self._whole_need(n, each) - freed, each) for n, each in needs]
-        self.need = np.stack([self._window(n, i) for i, (n, _) in enumerate(needs)])
-        asked = [
-            np.stack([self._window(each[k], i) for i, (_, each) in enumerate(needs)])
-            for k in range(len(memory.kinds))
-        ]
+            gain = np.array([self.full[int(sort)].gain for sort in columns.which], np.int64)
+            freed = take(interval_sum(gain))
+            needs = [
+                (self._whole_need(n, each, rows[i]) - freed[rows[i]], each)
+                for i, (n, each) in enumerate(needs)
+            ]
+        self.need = np.stack([n for n, _ in needs])
+        asked = [np.stack([each[k] for _, each in needs]) for k in range(len(memory.kinds))]
         ways = [w for w in columns.ways if recompute in (WHOLE if w.label == FULL else PARTIAL)]
         self.items = knapsack.items_of(ways, lambda way: asked[way.kind])
         self.frontiers = KnapsackFrontiers(self.items)
         self.thresholds = np.zeros((*self.need.shape, len(self.items)), np.int64)
         for item, kind in enumerate(self.items.kind):
             self.thresholds[..., item] = asked[kind]
-        table = np.stack(
-            [
-                np.where(self._window(fits, i), self._window(seconds, i), np.inf)
-                for i in range(columns.stages)
-            ]
-        )
+        # A stage starts at no block before as many as there are stages before it.
+        width = np.arange(take.most)
+        legal = np.arange(self.side)[:, None] >= width[None, :]
+        table = np.stack([np.where(fits[r] & legal, seconds[r], np.inf) for r in rows])
         self.exact = self.need <= 0
         self._relax(table)
-        end = np.stack([self._window(columns.end, i) for i in range(columns.stages)])
-        self.table = Table(table, end, columns.microbatches)
+        end = take(columns.end)
+        self.table = Table(table, np.stack([end[r] for r in rows]), columns.microbatches)
 
-    def _whole_need(self, need: Ints, each: Ints) -> Ints:
+    def _whole_need(self, need: Ints, each: Ints, rows: slice) -> Ints:
         """What a stage needs to be free when all of its blocks are recomputed whole."""
         for kind, sorts in groupby(sorted(self.full.values(), key=_kind), key=_kind):
             mine = [w.sort for w in sorts]
             counts = self.count_before[:, mine].sum(axis=1)
-            held = counts[None, :] > counts[:-1, None]
+            held = (counts[self.band.stop] > counts[self.band.start])[rows]
             need = np.maximum(need, np.where(held, each[kind], need))
         return need
 
-    def _window(self, table: NDArray[np.generic], stage: int) -> NDArray[np.generic]:
-        return table[stage : stage + self.side, stage + 1 : stage + 1 + self.side]
-
     def _interval(self, cell: Ints) -> tuple[Ints, Ints, Ints]:
-        """Stage, first block and end of cells given as [stage, row, column]."""
-        stage, row, column = cell
-        return stage, row + stage, column + stage + 1
+        """Stage, first block and end of cells of the table."""
+        stage, row, width = cell
+        return stage, row - width + stage, row + stage + 1
 
     def _relax(self, table: Floats) -> None:
         """Add the linear relaxation of every knapsack; `inf` where even all is too little."""
@@ -192,7 +233,7 @@ class _Search:
 
     def price_path(self, cuts: tuple[int, ...]) -> bool:
         """Make the columns of a path exact; True when they were already."""
-        cells = [(i, cuts[i] - i, cuts[i + 1] - i - 1) for i in range(self.columns.stages)]
+        cells = cells_of(cuts)
         open_cells = [c for c in cells if not self.exact[c]]
         for cell in open_cells:
             self.table.seconds[cell] = self._plain(cell) + self._knapsack(cell)[0]
@@ -212,7 +253,8 @@ class _Search:
         if not np.isfinite(slowest):
             return
         ahead, behind = forward_sums(table.seconds), backward_sums(table.seconds)
-        through = ahead[:-1, :, None] + table.seconds + behind[1:, None, :]
+        starts = np.stack([at_starts(a, self.band.most) for a in ahead[:-1]])
+        through = starts + table.seconds + behind[1:, :, None]
         bound = through if weight == 0 else through + weight * np.maximum(table.seconds, slowest)
         cells = np.array(np.nonzero(~self.exact & (bound < target)))
         if not cells.size:
@@ -231,12 +273,12 @@ class _Search:
         self.exact[tuple(cells)] = True
 
     def _plain(self, cell: tuple[int, int, int]) -> float:
-        stage, row, column = cell
-        return float(self.columns.seconds[row + stage, column + stage + 1])
+        _, start, stop = self._interval(np.array(cell))
+        return float(self.columns.seconds[start, stop])
 
     def _knapsack(self, cell: tuple[int, int, int]) -> tuple[float, list[int]]:
-        stage, row, column = cell
-        counts = self.count_before[column + stage + 1] - self.count_before[row + stage]
+        _, start, stop = self._interval(np.array(cell))
+        counts = self.count_before[stop] - self.count_before[start]
         asked = self.thresholds[cell].tolist()
         return knapsack.cheapest(self.items, counts.tolist(), int(self.need[cell]), asked)
 
@@ -261,7 +303,7 @@ class _Search:
         """How each recomputed block of a stage is: its first blocks free the most."""
         if self.whole:
             return dict.fromkeys(range(start, stop), FULL)
-        _, left = self._knapsack((stage, start - stage, stop - stage - 1))
+        _, left = self._knapsack((stage, stop - stage - 1, stop - start - 1))
         found = {}
         for block in range(start, stop):
             mine = np.flatnonzero(self.items.sort == self.columns.which[block])

@@ -10,7 +10,14 @@ from autopar.block_cost import BlockCost, Tied
 from autopar.cluster import Cluster, Device, Link
 from autopar.cost import step
 from autopar.cost.setting import Practice, Setting
-from autopar.cost.step import block_times, optimizer_seconds, send_seconds, tied_seconds
+from autopar.cost.step import (
+    block_times,
+    dp_collectives,
+    exposed,
+    optimizer_seconds,
+    send_seconds,
+    tied_seconds,
+)
 from autopar.mesh import Mesh
 
 BLOCK = BlockCost("a", "k", 1.0, 2.0, 0.25, 0.5, 1.0, 1000, 1000, 500, 50, 30, 20, 0.125)
@@ -25,7 +32,7 @@ def plain_collectives(monkeypatch):
         return nbytes / 1000 * (2 if kind == "all_reduce" else 1)
 
     monkeypatch.setattr(step, "collective_time", seconds)
-    monkeypatch.setattr(step, "overlap_slowdown", lambda: SLOWDOWN)
+    monkeypatch.setattr(step, "usual_slowdown", lambda: SLOWDOWN)
 
 
 SLOWDOWN = 0.25
@@ -121,6 +128,29 @@ def test_frozen_parameters_are_gathered_but_not_reduced():
 def test_sends_need_a_pipeline():
     assert send_seconds(2000, setting(pp=2)) == pytest.approx(2.0)
     assert send_seconds(2000, setting()) == 0 == send_seconds(0, setting(pp=2))
+
+
+def test_a_split_send_is_gathered_again():
+    device = Device("d", 10**9, 1e6, {"float32": 1e12}, 1.0, 0.5, 0.0, 0)
+    cluster = Cluster("c", device, 1, 8, (Link("l", 8, 1e9, 1e-6),))
+    whole = Setting(cluster, Mesh(2, 1, 4), 1, 4)
+    split = replace(whole, practice=Practice(split_sends=True))
+    assert send_seconds(2000, whole) == pytest.approx(2.0)
+    assert send_seconds(2000, split) == pytest.approx(0.5 + 2.0)  # sent, then gathered
+
+
+def test_whole_gradients_are_reduced_where_a_shard_would_do():
+    gather, scatter = dp_collectives(BLOCK, setting(zero=1))
+    whole = replace(setting(zero=1), practice=Practice(reduce_whole=True))
+    assert dp_collectives(BLOCK, whole) == (gather, 2 * scatter)
+
+
+def test_a_device_states_its_own_slowdown():
+    plain = setting()
+    device = replace(plain.cluster.device, overlap_slowdown=1.0)
+    own = replace(plain, cluster=replace(plain.cluster, device=device))
+    assert exposed(2.0, 3.0, plain) == pytest.approx(2.0 * SLOWDOWN)
+    assert exposed(2.0, 3.0, own) == pytest.approx(2.0)
 
 
 def test_optimizer_is_bound_by_memory_bandwidth():

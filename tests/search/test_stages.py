@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -146,7 +147,7 @@ NUMBERS = st.tuples(
 SETS = st.tuples(st.sampled_from([0.1, 0.3, 0.8]), st.integers(0, 300), st.integers(0, 300))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     numbers=st.lists(NUMBERS, min_size=3, max_size=5),
     pp=st.integers(1, 3),
@@ -161,10 +162,12 @@ SETS = st.tuples(st.sampled_from([0.1, 0.3, 0.8]), st.integers(0, 300), st.integ
     inner=st.sampled_from([(), (1, 2), (0, 1), (0, 2, 3)]),
     frozen=st.booleans(),
     partial=st.lists(st.lists(SETS, max_size=2).map(tuple), min_size=5, max_size=5),
+    whole_side=st.sampled_from([1, 2, 128]),
 )
 def test_equals_brute_force(
-    numbers, pp, dp, zero, m, schedule, precision, recompute, fraction, tied, frozen, partial, inner
-):
+    numbers, pp, dp, zero, m, schedule, precision, recompute, fraction, tied, frozen, partial,
+    inner, whole_side,
+):  # fmt: skip
     last = len(numbers) - 1
     blocks = [
         block(i, x, ties(i, last, tied, inner), frozen, partial[i]) for i, x in enumerate(numbers)
@@ -173,7 +176,8 @@ def test_equals_brute_force(
     whole = max(stage_memory(blocks, 0, len(blocks), (), i, setting).total for i in range(pp))
     limit = int(whole * fraction)
     expected = brute_force(blocks, setting, limit, recompute)
-    found = stages.solve(columns.build(blocks, setting), limit, recompute=recompute)
+    with mock.patch.object(stages, "WHOLE_SIDE", whole_side):  # how a long chain is searched
+        found = stages.solve(columns.build(blocks, setting), limit, recompute=recompute)
     if found is None:
         assert expected == math.inf
         return

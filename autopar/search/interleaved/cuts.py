@@ -1,12 +1,13 @@
 """The cuts of an interleaved pipeline that are searched: a family that holds Megatron's.
 
 A chain of n blocks becomes k = pp x chunks parts. The first part has a blocks and the last one b,
-for every a and b from 1 to two more than an even share; the parts between them share the rest
-evenly, and where it does not divide the parts with one block more stand side by side, beginning
-with any of the first pp of them. So with an embedding before and a head behind l layers the family
-holds Megatron's even split (a = b = 1 + l / k), and every lighter first and last part. Arbitrary
-cuts are not searched: micro-batches take turns through all parts, so what one part has more than
-its neighbours holds up every rank.
+for every a and b from 1 to two more than an even share (where that is long: those within 4 blocks
+of it, then 8, 16, ... fewer, and 1 and 2). The parts between them share the rest evenly, and where
+it does not divide the parts with one block more stand side by side, beginning with any of the first
+pp of them. So with an embedding before and a head behind l layers the family holds Megatron's even
+split (a = b = 1 + l / k), and every lighter first and last part. Arbitrary cuts are not searched:
+micro-batches take turns through all parts, so what one part has more than its neighbours holds up
+every rank.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from autopar.search.chain import Ints
 
 MORE_THAN_EVEN = 2
+CLOSE_TO_EVEN = 4
 
 
 @lru_cache(maxsize=256)
@@ -26,11 +28,12 @@ def cuts(blocks: int, pp: int, chunks: int) -> Ints:
     """[candidates, k + 1]: where each part begins, and the number of blocks; empty when there are
     fewer blocks than parts."""
     parts = pp * chunks
-    most = min(-(-blocks // parts) + MORE_THAN_EVEN, blocks - parts + 1)
+    most = blocks - parts + 1
+    ends = [size for size in end_sizes(-(-blocks // parts)) if size <= most]
     between = parts - 2
     found = []
-    for first in range(1, most + 1):
-        for last in range(1, most + 1):
+    for first in ends:
+        for last in ends:
             rest = blocks - first - last
             if rest < between:
                 continue
@@ -47,6 +50,13 @@ def cuts(blocks: int, pp: int, chunks: int) -> Ints:
     edges = np.concatenate([zero, np.cumsum(unique, axis=1)], axis=1)
     edges.setflags(write=False)
     return edges
+
+
+def end_sizes(even: int) -> list[int]:
+    """How many blocks the first and the last part may have, where an even share has `even`."""
+    fewer = [*range(CLOSE_TO_EVEN + 1), *(1 << k for k in range(3, even.bit_length()))]
+    found = {1, 2, *range(even, even + MORE_THAN_EVEN + 1), *(even - f for f in fewer)}
+    return sorted(size for size in found if 1 <= size <= even + MORE_THAN_EVEN)
 
 
 def given(starts: Sequence[int], blocks: int) -> Ints:

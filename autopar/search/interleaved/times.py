@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.block_cost import tie_groups
 from autopar.cost.setting import Setting
 from autopar.cost.step import BlockTimes, dp_collectives, exposed_gather, tied_seconds
-from autopar.search.chain import Chain, Floats, Ints
+from autopar.search.chain import Chain, Floats, Ints, Number
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,12 @@ class ChunkTimes:
         """[candidates]: the longest end of a step over the ranks."""
         by_rank = over_ranks(sums(self.end, edges), pp) + self.end_first[edges[:, :pp]]
         for holds, seconds in self.tied:
-            count = over_ranks(sums(holds, edges), pp)
+            count = over_ranks(sums(holds.astype(np.float64), edges), pp)
             by_rank += np.where((count > 0) & (count < holds.sum()), seconds, 0.0)
         return np.asarray(by_rank.max(axis=1))
 
 
-def sums(values: Floats | Ints, edges: Ints) -> Floats:
+def sums(values: NDArray[Number], edges: Ints) -> NDArray[Number]:
     """[candidates, parts]: sums of per-block values over parts."""
     before = np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])[edges]
     return np.asarray(before[:, 1:] - before[:, :-1])
@@ -86,7 +87,7 @@ def sums(values: Floats | Ints, edges: Ints) -> Floats:
 
 def over_ranks(parts: Floats, pp: int) -> Floats:
     """[candidates, ranks]: sums over the parts of each rank."""
-    return np.asarray(parts.reshape(len(parts), -1, pp).sum(axis=1))
+    return np.asarray(parts.reshape(len(parts), parts.shape[1] // pp, pp).sum(axis=1))
 
 
 def least_makespan(parts: Floats, pp: int, microbatches: int, more: Floats | float = 0.0) -> Floats:
@@ -102,7 +103,7 @@ def forward_seconds(chain: Chain, setting: Setting) -> Floats:
     found = []
     for block in chain.distinct:
         seconds = block.forward + setting.practice.block_seconds
-        if setting.zero == 3 and setting.mesh.dp > 1:
+        if setting.zero == 3 and setting.mesh.replicas > 1:
             gather, _ = dp_collectives(block, setting)
             seconds += exposed_gather(gather, block.forward, setting)
         found.append(seconds)

@@ -1,10 +1,10 @@
 """Cuts and recomputation of interleaved 1F1B together: exact over the families that are searched.
 
-The families are those of `chunk_cuts` and `chunk_memory`. A candidate's time is what the simulation
-of its schedule takes (`autopar.cost.pipeline`), and the longest end of a step. Candidates are taken
-in the order of a lower bound (`chunk_times`): first without recomputation, then with what their
-memory needs, and are simulated, many at once, while their bound is below the best found. What is
-left then can't be better.
+The families are those of `cuts` and `recomputation`. A candidate's time is what the simulation of
+its schedule takes (`autopar.cost.pipeline`), and the longest end of a step. Candidates are taken in
+the order of a lower bound (`times`): first without recomputation, then with what their memory
+needs, and are simulated, many at once, while their bound is below the best found. What is left then
+can't be better.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
-from autopar.block_cost import tie_groups
+from autopar.block_cost import FULL, tie_groups
 from autopar.cost.pipeline import seconds_of_many
 from autopar.cost.setting import Setting
 from autopar.cost.step import block_times
 from autopar.search.any_chunks import AnyChunks
-from autopar.search.block_bytes import BlockBytes
 from autopar.search.chain import Chain, Floats, Ints
-from autopar.search.chunk_cuts import cuts, given, on_one_rank
-from autopar.search.chunk_memory import ChunkMemory, Fitted
-from autopar.search.chunk_times import ChunkTimes, forward_seconds, least_makespan, sums
+from autopar.search.interleaved.cuts import cuts, given, on_one_rank
+from autopar.search.interleaved.least import LeastBytes
+from autopar.search.interleaved.memory import ChunkMemory
+from autopar.search.interleaved.times import ChunkTimes, forward_seconds, least_makespan, sums
 from autopar.search.partition import GAP
 from autopar.search.stages import StageSolution
 
-# Candidates that are simulated together: few at first, as one may rule out all others.
+# Candidates that are simulated, and fitted, together: few at first, as one may rule out all others.
 FIRST_BATCH, LARGEST_BATCH = 4, 256
+FIRST_FITTED, LARGEST_FITTED = 16, 1024
 
 
 def candidates(chain: Chain, setting: Setting, starts: Sequence[int] | None) -> Ints:
@@ -67,19 +69,24 @@ def solve(
     return _Search(chain, setting, edges, limit, recompute).run(cutoff) if len(edges) else None
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Fits:
-    """A candidate that fits, and its seconds by part."""
+    """A candidate that fits, with what its recomputation takes, and its seconds by part."""
 
     number: int
-    fitted: Fitted
+    bound: float
+    peaks: tuple[int, ...]
+    steps: Ints
+    more: Ints
     forward: Floats
     backward: Floats
 
 
-@lru_cache(maxsize=512)
-def _bytes(chain: Chain, key: AnyChunks) -> BlockBytes:
-    return BlockBytes(chain, key.setting)
+@lru_cache(maxsize=64)
+def _times(chain: Chain, key: AnyChunks) -> tuple[ChunkTimes, Floats]:
+    """Of a chain whose prices are no bounds; and the forward seconds of its blocks."""
+    times = [block_times(b, key.setting) for b in chain.distinct]
+    return ChunkTimes.of(chain, times, key.setting), forward_seconds(chain, key.setting)
 
 
 class _Search:
@@ -91,13 +98,10 @@ class _Search:
         self.setting, self.edges = setting, edges
         self.limit, self.recompute = limit, recompute
         self.pp, self.microbatches = setting.mesh.pp, setting.microbatches
-        times = [block_times(b, setting) for b in chain.distinct]
-        self.times = ChunkTimes.of(chain, times, setting)
-        self.forward = forward_seconds(chain, setting)
-        self.memory = ChunkMemory(_bytes(chain, AnyChunks(setting)), setting, self.times.extra)
+        self.times, self.forward = _times(chain, AnyChunks(setting))
+        self.memory = ChunkMemory(chain, setting, recompute)
         self.ends = self.times.ends(edges, self.pp)
-        full = recompute == "full"
-        parts = self.times.parts(edges, full=full)
+        parts = self.times.parts(edges, full=recompute == "full")
         self.bounds = least_makespan(parts, self.pp, self.microbatches) + self.ends
 
     def _promising(self, cutoff: float) -> list[tuple[float, int]]:
@@ -107,7 +111,7 @@ class _Search:
             return []
         chosen = chosen[self.memory.floors(self.edges[chosen]) <= self.limit]
         bounds = self.bounds[chosen]
-        if self.recompute == "auto" and len(chosen):
+        if self.recompute in ("auto", "selective") and len(chosen):
             edges = self.edges[chosen]
             more = self.memory.least_extra(edges, self.limit)
             least = least_makespan(self.times.parts(edges), self.pp, self.microbatches, more)
@@ -119,7 +123,7 @@ class _Search:
         waiting = self._promising(cutoff)
         ready: list[tuple[float, int, _Fits]] = []
         best, found, proven, taken = cutoff, None, np.inf, 0
-        size = FIRST_BATCH
+        size, fitted = FIRST_BATCH, FIRST_FITTED
         while True:
             batch: list[_Fits] = []
             while len(batch) < size:
@@ -131,10 +135,10 @@ class _Search:
                 if second <= first:
                     batch.append(heapq.heappop(ready)[2])
                     continue
-                taken += 1
-                fits = self._fit(waiting[taken - 1][1])
-                if fits is not None:
-                    heapq.heappush(ready, (self._bound(fits), fits.number, fits))
+                for fits in self._fit([number for _, number in waiting[taken : taken + fitted]]):
+                    heapq.heappush(ready, (fits.bound, fits.number, fits))
+                taken += fitted
+                fitted = min(2 * fitted, LARGEST_FITTED)
             if not batch:
                 proven = min(least, best)
                 break
@@ -145,26 +149,30 @@ class _Search:
             size = min(2 * size, LARGEST_BATCH)
         return self._solution(found, best, proven) if found is not None else None
 
-    def _fit(self, number: int) -> _Fits | None:
-        """The candidate with the recomputation that it needs; None when it can't fit."""
-        edges = self.edges[number]
-        fitted = self.memory.fit(edges, self.limit, self.recompute)
-        if fitted is None:
-            return None
-        again = np.zeros(len(self.forward))
-        chosen = list(fitted.recompute)
-        again[chosen] = self.times.extra[chosen]
-        start, stop = edges[:-1], edges[1:]
-        forward = np.add.reduceat(self.forward, start)
-        forward = forward + self.times.first[start] + self.times.exit[stop - 1]
-        backward = np.add.reduceat(self.times.kept - self.forward + again, start)
+    def _fit(self, numbers: Sequence[int]) -> list[_Fits]:
+        """Those candidates that can fit, with the recomputation that they need."""
+        asked = np.array(numbers)
+        fitted = self.memory.fit(self.edges[asked], self.limit)
+        numbers = asked[fitted.where].tolist()
+        edges = self.edges[numbers]
+        start, last = edges[:, :-1], edges[:, 1:] - 1
+        forward = sums(self.forward, edges) + self.times.first[start] + self.times.exit[last]
+        backward = sums(self.times.kept - self.forward, edges) + fitted.extra
         backward = backward + self.times.entry[start] - self.times.first[start]
-        return _Fits(number, fitted, forward, backward)
-
-    def _bound(self, fits: _Fits) -> float:
-        parts = (fits.forward + fits.backward)[None]
-        least = least_makespan(parts, self.pp, self.microbatches)[0]
-        return float(least + self.ends[fits.number])
+        least = least_makespan(forward + backward, self.pp, self.microbatches)
+        bounds = (least + self.ends[numbers]).tolist()
+        return [
+            _Fits(
+                number,
+                bounds[i],
+                tuple(fitted.peaks[i].tolist()),
+                fitted.steps[i],
+                fitted.more[i],
+                forward[i],
+                backward[i],
+            )
+            for i, number in enumerate(numbers)
+        ]
 
     def _simulate(self, batch: Sequence[_Fits]) -> Floats:
         """Seconds of a step of each."""
@@ -179,12 +187,21 @@ class _Search:
 
     def _solution(self, found: _Fits, seconds: float, proven: float) -> StageSolution:
         edges = self.edges[found.number]
-        again = tuple(
-            tuple(b for b in found.fitted.recompute if start <= b < stop)
-            for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-        )
+        labels = self.memory.labels(edges, found.steps, found.more)
         cut = tuple(int(edge) for edge in edges)
-        return StageSolution(seconds, min(seconds, proven), cut, again, found.fitted.peaks)
+        spans = list(pairwise(cut))
+        whole = {block for block, label in labels.items() if label == FULL}
+        return StageSolution(
+            seconds,
+            min(seconds, proven),
+            cut,
+            tuple(tuple(b for b in range(*span) if b in whole) for span in spans),
+            found.peaks,
+            tuple(
+                {b: labels[b] for b in range(*span) if b in labels and b not in whole}
+                for span in spans
+            ),
+        )
 
 
 def family_bound(
@@ -208,11 +225,11 @@ def family_bound(
     least = least_makespan(parts, pp, m) + ends
     below = np.flatnonzero(least < target)
     if len(below):
-        memory = ChunkMemory(_bytes(chain, AnyChunks(setting)), setting, seconds.extra)
-        least[below[memory.floors(edges[below]) > limit]] = np.inf
+        floors = LeastBytes(chain, setting).floors(edges[below])
+        least[below[floors > limit]] = np.inf
         below = np.flatnonzero(least < target)
     if exact and len(below):
-        more = memory.least_extra(edges[below], limit)
+        more = ChunkMemory(chain, setting, "auto").least_extra(edges[below], limit)
         least[below] = least_makespan(parts[below], pp, m, more) + ends[below]
     return float(least.min())
 
@@ -224,14 +241,14 @@ def least_peak(
     edges = candidates(chain, setting, starts)
     if not len(edges):
         return None
-    blocks = _bytes(chain, AnyChunks(setting))
-    extra = chain.seconds([block_times(b, setting) for b in chain.distinct], lambda t: t.extra)
-    memory = ChunkMemory(blocks, setting, extra)
+    memory = ChunkMemory(chain, setting, recompute)
     floors = memory.floors(edges)
+    order = np.argsort(floors, kind="stable")
     best: int | None = None
-    for number in np.argsort(floors, kind="stable"):
-        if best is not None and floors[number] >= best:
+    for begin in range(0, len(order), LARGEST_BATCH):
+        some = order[begin : begin + LARGEST_BATCH]
+        if best is not None and floors[some[0]] >= best:
             break
-        peak = memory.least(edges[number], recompute)
+        peak = int(memory.least(edges[some]).min())
         best = peak if best is None else min(best, peak)
     return best

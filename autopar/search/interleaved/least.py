@@ -1,0 +1,74 @@
+"""Bytes that no recomputation can do without, from prices that may be lower bounds themselves.
+
+When a backward starts, a rank holds the states of its chunks, the gradients of those that had a
+backward before, of every micro-batch alive what its blocks keep at least and what a chunk sends,
+and what the last block of the working chunk works with.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autopar.block_cost import BlockCost, Tied, tie_groups
+from autopar.cost import memory
+from autopar.cost.block_moment import gathered_bytes, inside_bytes
+from autopar.cost.setting import Setting
+from autopar.search.chain import Chain, Ints
+from autopar.search.interleaved.phases import phases
+from autopar.search.interleaved.times import sums
+
+
+class LeastBytes:
+    """Lower bounds of one setting; all terms grow with the bytes of blocks."""
+
+    def __init__(self, chain: Chain, setting: Setting) -> None:
+        self.pp, self.chunks = setting.mesh.pp, setting.chunks
+        self.phases = phases(self.pp, setting.microbatches, self.chunks)
+        groups = tie_groups(chain.blocks)
+        self.states = chain.ints(lambda b: _states(b, setting))
+        self.gradients = chain.ints(lambda b: memory.gradient_bytes(b.trainable, setting))
+        # A part holds a tied parameter once, whether one or more of its blocks use it.
+        self.tied = [chain.tied(group, lambda t: _states(t, setting)) for group in groups]
+        self.tied_gradients = [
+            chain.tied(group, lambda t: memory.gradient_bytes(t.trainable, setting))
+            for group in groups
+        ]
+        self.kept = chain.ints(lambda b: b.least_kept)
+        self.sent = chain.ints(lambda b: b.boundary_bytes)
+        self.sent[-1] = 0
+        self.working = chain.ints(
+            lambda b: inside_bytes(b) + gathered_bytes(b, setting, rooted=groups)
+        )
+
+    def floors(self, edges: Ints) -> Ints:
+        """[candidates]: the fullest rank has no less."""
+        states = self._once(self.states, self.tied, edges)
+        gradients = self._once(self.gradients, self.tied_gradients, edges)
+        last = edges[:, 1:] - 1
+        kept = sums(self.kept, edges) + self.sent[last]
+        working = self.working[last]
+        most = np.zeros(len(edges), np.int64)
+        for rank, found in enumerate(self.phases):
+            mine = slice(rank, None, self.pp)
+            others = found.before & (found.chunk[:, None] != np.arange(self.chunks))
+            # A chunk that has had a backward has its gradients, also while it works.
+            ready = others | (found.before & ~found.first[:, None])
+            total = kept[:, mine] @ found.live.T + gradients[:, mine] @ ready.T
+            total = (total + working[:, mine][:, found.chunk]).max(axis=1)
+            most = np.maximum(most, states[:, mine].sum(axis=1) + total)
+        return most
+
+    def _once(self, values: Ints, tied: list[Ints], edges: Ints) -> Ints:
+        """[candidates, parts]: sums of `values` with what is tied in a part counted once."""
+        found = sums(values, edges)
+        for same in tied:
+            if same.any():
+                held = sums(same, edges)
+                found = found - held + np.where(held > 0, same[same > 0].min(), 0)
+        return np.asarray(found)
+
+
+def _states(held: BlockCost | Tied, setting: Setting) -> int:
+    return memory.parameter_bytes(held.parameters, setting) + memory.optimizer_bytes(
+        held.trainable, setting
+    )

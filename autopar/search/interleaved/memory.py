@@ -1,0 +1,325 @@
+"""Bytes of the ranks of an interleaved pipeline, and the recomputation that makes them fit.
+
+A rank holds its chunks as `autopar.cost.chunked_moment` says. With g_i the bytes that recomputation
+frees of a micro-batch in chunk i, a backward of chunk c takes
+
+    sum of fixed_i + sum of live_i (flight_i - g_i) + gradients of chunks that had a backward before
+    + max(min(floor_c, plain_c - flight_c + g_c), again_c)
+
+in the terms of `autopar.search.moment_tables`, and the end of a step takes the sum of scratch_i.
+
+Of recomputation a family is searched, rank by rank: the steps of `recomputation` in their order,
+up to the first block with which the rank fits. Ranks do not share memory, and going further takes
+longer, so this is the best of the family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from autopar.cost.setting import Setting
+from autopar.interleaving import waiting
+from autopar.search.chain import NONE, Chain, Floats, Ints
+from autopar.search.interleaved.contents import Contents, distinct
+from autopar.search.interleaved.phases import phases
+from autopar.search.interleaved.recomputation import Recomputation, Step
+from autopar.search.moment_tables import interval_moments
+
+# Numbers of a table that is worked on at a time.
+LARGEST_TABLE = 2_000_000
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What makes candidates fit. [candidates]: `where` among all that were asked for. [candidates,
+    ranks]: bytes of the fullest moment (`peaks`), how many steps are taken whole (`steps`), and by
+    how many blocks the next one (`more`). [candidates, parts]: seconds that it adds."""
+
+    where: Ints
+    peaks: Ints
+    steps: Ints
+    more: Ints
+    extra: Floats
+
+
+@lru_cache(maxsize=64)
+def _contents(chain: Chain) -> Contents:
+    return Contents(chain.which)
+
+
+class ChunkMemory:
+    """Memory of one setting."""
+
+    def __init__(self, chain: Chain, setting: Setting, recompute: str) -> None:
+        self.pp, self.chunks = setting.mesh.pp, setting.chunks
+        self.which, self.contents = chain.which, _contents(chain)
+        self.tables = interval_moments(chain, setting)
+        self.recomputation = Recomputation(chain, setting, recompute)
+        self.phases = phases(self.pp, setting.microbatches, self.chunks)
+        self.early = waiting(self.pp, setting.microbatches)
+        self.practice = setting.practice
+        self.orders = [self.recomputation.in_order(p.most) for p in self.phases]
+        one_hot = chain.which[:, None] == np.arange(len(chain.distinct))[None, :]
+        self.before = np.concatenate(
+            [np.zeros((1, one_hot.shape[1]), np.int64), np.cumsum(one_hot, axis=0)]
+        )
+        widest = max(
+            (len(order) + 1) * len(p.chunk)
+            for order, p in zip(self.orders, self.phases, strict=True)
+        )
+        self.batch = max(1, LARGEST_TABLE // widest)
+
+    def floors(self, edges: Ints) -> Ints:
+        """[candidates]: the fullest rank has no less, whatever is recomputed."""
+        return np.asarray(self._of_ranks(edges, _Rank.floor).max(axis=1))
+
+    def least_extra(self, edges: Ints, limit: float) -> Floats:
+        """[candidates, ranks]: recomputation adds no less to every micro-batch, for a rank to fit:
+        every byte that is too much is freed at the lowest price of any step."""
+        need = np.maximum(self._of_ranks(edges, _Rank.kept) - np.floor(limit), 0)
+        price = self.recomputation.least_ratio
+        if not np.isfinite(price):
+            return np.where(need > 0, np.inf, 0.0)
+        # A block frees its bytes at most once for each micro-batch of its chunk.
+        most = np.array([p.most.max() for p in self.phases])
+        return np.asarray(need * (price / most))
+
+    def least(self, edges: Ints) -> Ints:
+        """[candidates]: the fewest bytes that the fullest rank can do with, of the family."""
+        return np.asarray(self._of_ranks(edges, _Rank.least).max(axis=1))
+
+    def _distinct(self, rank: int, edges: Ints) -> tuple[Ints, Ints]:
+        """Candidates whose chunks of a rank differ: the first of each kind, and every one's kind.
+        They are alike where they hold the same blocks and have the same values at their borders."""
+        start, stop = edges[:, rank : -1 : self.pp], edges[:, rank + 1 :: self.pp]
+        borders = np.stack([self.tables.received[start], self.tables.sent[stop]], axis=2)
+        rows = np.concatenate([self.contents(start, stop), borders], axis=2)
+        return distinct(rows.reshape(len(edges), -1))
+
+    def _of_ranks(self, edges: Ints, of: Callable[[_Rank], Ints]) -> Ints:
+        """[candidates, ranks]."""
+        found = np.empty((len(edges), self.pp), np.int64)
+        for rank in range(self.pp):
+            first, kind = self._distinct(rank, edges)
+            some = [
+                of(_Rank(self, rank, edges[first[begin : begin + self.batch]]))
+                for begin in range(0, len(first), self.batch)
+            ]
+            found[:, rank] = np.concatenate(some)[kind]
+        return found
+
+    def fit(self, edges: Ints, limit: float) -> Fitted:
+        """The candidates [candidates, parts + 1] that fit in `limit` bytes with the least
+        recomputation of the family."""
+        where = np.arange(len(edges))
+        shape = (len(edges), self.pp)
+        peaks, steps, more = (np.zeros(shape, np.int64) for _ in range(3))
+        extra = np.zeros((len(edges), self.pp * self.chunks))
+        for rank in range(self.pp):
+            if not len(where):
+                break
+            first, kind = self._distinct(rank, edges[where])
+            found = _Rank(self, rank, edges[where[first]]).fit(limit)
+            place = np.full(len(first), -1)
+            place[found.fits] = np.arange(len(found.fits))
+            fits = place[kind] >= 0
+            where, at = where[fits], place[kind][fits]
+            peaks[where, rank], steps[where, rank] = found.peaks[at], found.steps[at]
+            more[where, rank] = found.more[at]
+            extra[where, rank :: self.pp] = found.extra[at]
+        return Fitted(where, peaks[where], steps[where], more[where], extra[where])
+
+    def labels(self, edges: Ints, steps: Ints, more: Ints) -> dict[int, str]:
+        """How each recomputed block of one candidate is, by its index in the chain."""
+        found: dict[int, str] = {}
+        for rank in range(self.pp):
+            order = self.orders[rank]
+            for number in range(min(int(steps[rank]) + 1, len(order))):
+                chunk, step = order[number]
+                part = chunk * self.pp + rank
+                mine = np.arange(edges[part], edges[part + 1])
+                mine = mine[self.which[mine] == step.sort]
+                if number == steps[rank]:
+                    mine = mine[: int(more[rank])]
+                found.update(dict.fromkeys(mine.tolist(), step.way.label))
+        return found
+
+
+@dataclass(frozen=True)
+class _RankFit:
+    """Of one rank; `fits` tells which candidates the other fields are of. `extra`: [candidates,
+    chunks]."""
+
+    fits: Ints
+    peaks: Ints
+    steps: Ints
+    more: Ints
+    extra: Floats
+
+
+class _Rank:
+    """The chunks of one rank in many candidates: tables [candidates, chunks], and by backward."""
+
+    def __init__(self, memory: ChunkMemory, rank: int, edges: Ints) -> None:
+        self.memory, self.phases = memory, memory.phases[rank]
+        tables, pp = memory.tables, memory.pp
+        self.at = (edges[:, rank:-1:pp], edges[:, rank + 1 :: pp])
+        start, stop = self.at
+        self.counts = memory.before[stop] - memory.before[start]
+        self.all_steps = len(memory.orders[rank])
+        self.order = [
+            (number, chunk, step)
+            for number, (chunk, step) in enumerate(memory.orders[rank])
+            if self.counts[:, chunk, step.sort].any()
+        ]
+        chunks = np.arange(memory.chunks)
+        others = self.phases.chunk[:, None] != chunks[None, :]
+        ready = others & (self.phases.before | bool(memory.practice.gradient_buffer))
+        flight = tables.flight[self.at]
+        constant = tables.fixed[self.at].sum(axis=1) + memory.early * tables.received[start].max(
+            axis=1
+        )
+        constant = constant - (memory.chunks - 1) * memory.practice.bucket_bytes
+        self.base = constant[:, None] + flight @ self.phases.live.T
+        self.base = self.base + tables.gradients[self.at] @ ready.T
+        self.floors = self._by_phase("floor")
+        self.plain = self._by_phase("plain") - flight[:, self.phases.chunk]
+        self.scratch = tables.scratch[self.at].sum(axis=1)
+
+    def _by_phase(self, name: str) -> Ints:
+        """[candidates, backwards] of a table of moments."""
+        tables, shape = self.memory.tables, (len(self.counts), len(self.phases.chunk))
+        found = np.empty(shape, np.int64)
+        for first in (True, False):
+            mine = np.flatnonzero(self.phases.first == first)
+            if len(mine):
+                table = getattr(tables.of(first=first), name)[self.at]
+                found[:, mine] = table[:, self.phases.chunk[mine]]
+        return found
+
+    def totals(self, gain: Ints, again: Ints) -> Ints:
+        """[candidates, states]: bytes of the fullest moment. `gain`: [candidates, states, chunks]
+        bytes freed per micro-batch; `again`: [candidates, states, chunks, 2] what recomputed blocks
+        need, in the first backward and in later ones."""
+        chunk, later = self.phases.chunk, np.where(self.phases.first, 0, 1)
+        fullest = np.minimum(self.floors[:, None, :], self.plain[:, None, :] + gain[:, :, chunk])
+        fullest = np.maximum(fullest, again[:, :, chunk, later])
+        total = self.base[:, None, :] - gain @ self.phases.live.T + fullest
+        return np.asarray(np.maximum(total.max(axis=2), self.scratch[:, None]))
+
+    def kept(self) -> Ints:
+        """[candidates]: with nothing recomputed."""
+        gain = np.zeros((len(self.counts), 1, self.memory.chunks), np.int64)
+        return self.totals(gain, np.full((*gain.shape, 2), NONE))[:, 0]
+
+    def floor(self) -> Ints:
+        """[candidates]: as if all was recomputed and rebuilt nothing."""
+        gain = self._gains()[:, -1:]
+        return self.totals(gain, np.full((*gain.shape, 2), NONE))[:, 0]
+
+    def least(self) -> Ints:
+        """[candidates]: the fewest of all states. Within a step, less is kept the further it is."""
+        totals = self.totals(self._gains(), self._again())
+        return np.asarray(totals[:, -1] if self.memory.recomputation.full else totals.min(axis=1))
+
+    def _gains(self) -> Ints:
+        """[candidates, states, chunks]: after no step, one, ... all."""
+        found = np.zeros((len(self.counts), len(self.order) + 1, self.memory.chunks), np.int64)
+        for state, (_, chunk, step) in enumerate(self.order, 1):
+            found[:, state, chunk] = self.counts[:, chunk, step.sort] * step.gain
+        return np.asarray(found.cumsum(axis=1))
+
+    def _extra(self) -> Floats:
+        """[candidates, states, chunks]: seconds, as `_gains`."""
+        found = np.zeros((len(self.counts), len(self.order) + 1, self.memory.chunks))
+        for state, (_, chunk, step) in enumerate(self.order, 1):
+            found[:, state, chunk] = self.counts[:, chunk, step.sort] * step.extra
+        return np.asarray(found.cumsum(axis=1))
+
+    def _needed(self, chunk: int, step: Step) -> Ints:
+        """[candidates, 2]: what blocks recomputed by a step need, in first and later backwards."""
+        first, stop = self.at[0][:, chunk], self.at[1][:, chunk]
+        found = np.full((len(first), 2), NONE)
+        for later in (0, 1):
+            if (self.phases.first == (later == 0)).any():
+                again = self.memory.tables.of(first=later == 0).again
+                found[:, later] = again[step.way.kind][first, stop]
+        return np.where(self.counts[:, chunk, step.sort, None] > 0, found, NONE)
+
+    def _again(self) -> Ints:
+        """[candidates, states, chunks, 2], as `_gains`: a step lasts until the next of its sort."""
+        states = len(self.order) + 1
+        found = np.full((len(self.counts), states, self.memory.chunks, 2), NONE)
+        ends: dict[tuple[int, int], int] = {}
+        for state, (_, chunk, step) in reversed(list(enumerate(self.order, 1))):
+            end = ends.get((chunk, step.sort), states)
+            needed = self._needed(chunk, step)[:, None, :]
+            np.maximum(found[:, state:end, chunk], needed, out=found[:, state:end, chunk])
+            ends[chunk, step.sort] = state
+        return found
+
+    def fit(self, limit: float) -> _RankFit:
+        """The first state of each candidate that fits, and within its last step the first block."""
+        gains, again, extra = self._gains(), self._again(), self._extra()
+        totals = self.totals(gains, again)
+        good = totals <= limit
+        if self.memory.recomputation.full:
+            good[:, :-1] = False
+        fits = np.flatnonzero(good.any(axis=1))
+        state = good[fits].argmax(axis=1)
+        peaks = totals[fits, state]
+        steps = np.array([0, *(n + 1 for n, _, _ in self.order)])[state]
+        more = np.zeros(len(fits), np.int64)
+        seconds = extra[fits, state]
+        if self.memory.recomputation.full:
+            steps = np.full(len(fits), self.all_steps)
+            return _RankFit(fits, peaks, steps, more, seconds)
+        for number, (order, chunk, step) in enumerate(self.order):
+            mine = np.flatnonzero(state == number + 1)
+            if not len(mine):
+                continue
+            some = self._only(fits[mine])
+            before = gains[fits[mine], number], again[fits[mine], number]
+            blocks, bytes_ = some.part_of(number, before, limit)
+            part = blocks < self.counts[fits[mine], chunk, step.sort]
+            mine, blocks, bytes_ = mine[part], blocks[part], bytes_[part]
+            peaks[mine], steps[mine], more[mine] = bytes_, order, blocks
+            seconds[mine] = extra[fits[mine], number]
+            seconds[mine, chunk] += blocks * step.extra
+        return _RankFit(fits, peaks, steps, more, seconds)
+
+    def part_of(self, number: int, before: tuple[Ints, Ints], limit: float) -> tuple[Ints, Ints]:
+        """The fewest blocks of step `number` with which candidates fit, and their bytes, where all
+        of its blocks are enough. `before`: bytes freed and needed before it."""
+        _, chunk, step = self.order[number]
+        gains, again = before[0][:, None], before[1][:, None].copy()
+        needed = self._needed(chunk, step)[:, None]
+        again[:, :, chunk] = np.maximum(again[:, :, chunk], needed)
+
+        def bytes_of(blocks: Ints) -> Ints:
+            gain = gains.copy()
+            gain[:, 0, chunk] += blocks * step.gain
+            return self.totals(gain, again)[:, 0]
+
+        most = self.counts[:, chunk, step.sort].copy()
+        least = np.ones_like(most)
+        while (least < most).any():
+            middle = (least + most) // 2
+            good = bytes_of(middle) <= limit
+            open_ = least < most
+            most = np.where(open_ & good, middle, most)
+            least = np.where(open_ & ~good, middle + 1, least)
+        return most, bytes_of(most)
+
+    def _only(self, candidates: Ints) -> _Rank:
+        """The same of some candidates."""
+        found = object.__new__(_Rank)
+        found.memory, found.phases, found.order = self.memory, self.phases, self.order
+        found.at = (self.at[0][candidates], self.at[1][candidates])
+        for name in ("counts", "base", "floors", "plain", "scratch"):
+            setattr(found, name, getattr(self, name)[candidates])
+        return found

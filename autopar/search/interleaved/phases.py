@@ -1,0 +1,98 @@
+"""The backwards of a step that can be the fullest moment of each rank of an interleaved pipeline.
+
+What is alive when a backward starts follows from the order of actions alone. Of the backwards of
+one chunk those are left out in which no chunk has more micro-batches alive, nor more gradients,
+than in another one, and those that lie between two others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cost.pipeline import actions
+from autopar.interleaving import round_size
+from autopar.search.chain import Ints
+
+# After as many rounds the numbers in flight repeat: warm-up takes less than two of them.
+ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Of one rank, for each of its backwards: the `chunk` that works and whether it is its `first`
+    of the step; [backwards, chunks]: micro-batches alive (`live`), and which chunks had a backward
+    `before`. `most`: the most that are alive in each chunk."""
+
+    chunk: Ints
+    first: NDArray[np.bool_]
+    live: Ints
+    before: NDArray[np.bool_]
+
+    @property
+    def most(self) -> Ints:
+        return np.asarray(self.live.max(axis=0))
+
+
+def phases(pp: int, microbatches: int, chunks: int) -> tuple[Phases, ...]:
+    """Those of every rank."""
+    size = round_size(pp, microbatches)
+    fewer = min(microbatches, ROUNDS * size)
+    if round_size(pp, fewer) != size:
+        fewer = microbatches
+    return _phases(pp, fewer, chunks)
+
+
+@lru_cache(maxsize=1024)
+def _phases(pp: int, microbatches: int, chunks: int) -> tuple[Phases, ...]:
+    return tuple(
+        _of_rank(
+            np.array([a.chunk for a in order], np.int64),
+            np.array([a.kind == "F" for a in order], bool),
+            chunks,
+        )
+        for order in actions("interleaved", pp, microbatches, chunks)
+    )
+
+
+def _of_rank(chunk: Ints, forward: NDArray[np.bool_], chunks: int) -> Phases:
+    """Of the actions of one rank: the chunk of each, and whether it is a forward."""
+    own = chunk[:, None] == np.arange(chunks)[None, :]
+    ended = np.cumsum(own & ~forward[:, None], axis=0)
+    live = np.cumsum(own & forward[:, None], axis=0) - ended
+    # As a backward starts, it has not ended.
+    live, before = (live + own)[~forward], ((ended - own) > 0)[~forward]
+    working = chunk[~forward]
+    begun = before[np.arange(len(working)), working]
+    rows = np.column_stack([working, begun, before, live])
+    return _largest(_bent(rows, 2 + chunks), chunks)
+
+
+def _bent(rows: Ints, fixed: int) -> Ints:
+    """Without rows that lie between their neighbours, all but for the numbers alive (behind the
+    first `fixed` columns) alike: bytes are linear in these, so one of the neighbours has more."""
+    one, two = rows[1:-1] - rows[:-2], rows[2:] - rows[1:-1]
+    between = ((one == two) & ((np.arange(rows.shape[1]) >= fixed) | (one == 0))).all(axis=1)
+    kept = np.ones(len(rows), bool)
+    kept[1:-1] = ~between
+    return np.asarray(np.unique(rows[kept], axis=0))
+
+
+def _largest(rows: Ints, chunks: int) -> Phases:
+    """Without rows that another one of the same chunk is above: [chunk, begun, before, live].
+
+    A first backward is held against first ones alone, as gradients are made in it.
+    """
+    same = (rows[:, None, :2] == rows[None, :, :2]).all(axis=2)
+    below = (rows[:, None, 2:] <= rows[None, :, 2:]).all(axis=2)
+    below &= same & ~np.eye(len(rows), dtype=bool)
+    rows = rows[~below.any(axis=1)]
+    return Phases(
+        chunk=rows[:, 0],
+        first=rows[:, 1] == 0,
+        live=rows[:, 2 + chunks :],
+        before=rows[:, 2 : 2 + chunks] > 0,
+    )
