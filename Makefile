@@ -77,6 +77,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/memory_of_layouts.py
 	$(BIN)/python benchmarks/memory_at_scale.py
+	$(BIN)/python benchmarks/step_order.py
 	$(BIN)/python benchmarks/search.py
 
 validate: $(READY)

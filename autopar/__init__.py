@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Cluster",
     "Plan",
+    "assign_experts",
     "compile",
     "declare_experts",
     "launch",
@@ -19,12 +20,14 @@ __all__ = [
 if TYPE_CHECKING:
     from autopar.api import compile, launch, plan
     from autopar.cluster import Cluster
+    from autopar.experts.assignment import assign_experts
     from autopar.experts.declaration import declare_experts
     from autopar.marks import replicate
     from autopar.plan_document import Plan
     from autopar.rules.registration import register_rule
 
 _HOME = {
+    "assign_experts": "autopar.experts.assignment",
     "Cluster": "autopar.cluster",
     "Plan": "autopar.plan_document",
     "compile": "autopar.api",

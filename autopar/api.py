@@ -205,8 +205,11 @@ def search_program(
 def _explanation(costs: ModelCosts, choice: Choice, seconds: dict[str, float]) -> Explanation:
     """A second solver's word on the chosen placements, and what the repeated block keeps."""
     start = time.perf_counter()
-    chain, tp = choice.chain, choice.mesh.tp
-    confirmed = costs.confirm(chain, tp, choice.microbatch)
+    chain, tp, cp = choice.chain, choice.mesh.tp, choice.mesh.cp
+    confirmed = costs.over(cp, tp).confirm(chain, tp, choice.microbatch)
+    if cp > 1:  # the formula is that of whole sequences
+        seconds["explain"] = time.perf_counter() - start
+        return Explanation(None, confirmed)
     sizes = {**costs.sizes, "batch": choice.microbatch}
     formula = activation_formula(
         costs.program, costs.blocks, chain.placements, chain.boundary, tp, sizes
@@ -240,7 +243,7 @@ def compile(  # noqa: A001 - the name users look for
 ) -> DistributedProgram:
     """The distributed program of this rank; the same call on every rank, under torchrun.
 
-    `mesh`: a `Cluster`, a `DeviceMesh` (its named dims pp, dp, tp pin those degrees), or None to
+    `mesh`: a `Cluster`, a `DeviceMesh` (dims named pp, dp, cp, tp pin those degrees), or None to
     read the ranks from torchrun. `plan`: a plan or plan file; without one, rank 0 searches and all
     ranks get its plan. `timeout_seconds` bounds every wait for another rank. `seed`: of the weights
     of a model on the meta device. The model is not changed; only this rank's shards of it are
@@ -316,7 +319,7 @@ def build(
         error = found
     together(ranks, error)
     agree(ranks, f"{program.fingerprint()} {plan.decisions()}", weights_digest(model))
-    groups = {axis: ranks.group(axis).group_name for axis in ("dp", "tp")}
+    groups = {axis: ranks.group(axis).group_name for axis in ("dp", "cp", "tp")}
     for index in plan.stage_indexes(ranks.index("pp")):
         place_on_device(parts.stages[index], ranks.device, groups)
     return DistributedProgram(parts.stages, plan, ranks, model, seed=seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 # The label of recomputing a block whole, beside those of its sets of ops.
 FULL = "full"
@@ -46,23 +46,24 @@ class Tied:
 class BlockCost:
     """Seconds and bytes of one block, for one (tp degree, micro-batch size, boundary placement).
 
-    Seconds are per micro-batch; `*_compute` excludes, `*_comm` is the exposed tensor-parallel
-    communication. `backward_weights`: the part of `backward_compute` for gradients of weights,
-    which a schedule can delay. Full recomputation repeats the forward (compute and communication)
-    in the backward. `parameters`: number of parameter elements that this tp rank holds (trainable
-    ones in `trainable`). `saved_bytes`: tensors kept for the backward without recomputation, per
-    micro-batch; `input_bytes`: what is kept with full recomputation (the block's inputs).
-    `transient_bytes`: the largest extra bytes alive at one moment inside the block's forward or
-    backward, with the gradient of one parameter; `reduced_transient_bytes`: the same with the
-    gradients of all the block's parameters so far. `largest_parameter`: elements of the largest
-    trainable one. `saved_input_bytes`: the part of `saved_bytes` that are the block's inputs;
-    `released_bytes`: the part that is gone at the fullest moment of the backward.
+    Seconds are per micro-batch; `*_compute` excludes, `*_comm` is the exposed communication of
+    tensor and context parallelism. `backward_weights`: the part of `backward_compute` for gradients
+    of weights, which a schedule can delay. Full recomputation repeats the forward (compute and
+    communication) in the backward. `parameters`: number of parameter elements that this tp rank
+    holds (trainable ones in `trainable`). `saved_bytes`: tensors kept for the backward without
+    recomputation, per micro-batch; `input_bytes`: what is kept with full recomputation (the block's
+    inputs). `transient_bytes`: the largest extra bytes alive at one moment inside the block's
+    forward or backward, with the gradient of one parameter; `reduced_transient_bytes`: the same
+    with the gradients of all the block's parameters so far. `largest_parameter`: elements of the
+    largest trainable one. `saved_input_bytes`: the part of `saved_bytes` that are the block's
+    inputs; `released_bytes`: the part that is gone at the fullest moment of the backward.
     `forward_transient_bytes`: `transient_bytes` of the forward alone. `shared_bytes`: values made
     once per micro-batch and stage that the block reads (part of the transient ones).
     `boundary_bytes`: the values that pass from this block to the next, as one rank holds them.
-    `parameter_reduce_seconds`: end-of-step sum over tp of gradients of `R*` parameters.
-    `tied`: those of `parameters` that other blocks of the chain hold too, by the blocks that do.
-    `partial`: the sets of ops that the search may have run again, from fewer bytes freed to more.
+    `parameter_reduce_seconds`: end-of-step sum over tp of gradients of `R*` parameters. `tied`:
+    those of `parameters` that other blocks of the chain hold too, by the blocks that do. `partial`:
+    the sets of ops that the search may have run again, from fewer bytes freed to more. `*_cp`: the
+    part of `*_comm` between ranks that split the sequence.
     """
 
     name: str
@@ -88,6 +89,8 @@ class BlockCost:
     forward_transient_bytes: int = 0
     shared_bytes: int = 0
     partial: tuple[PartialRecompute, ...] = ()
+    forward_cp: float = 0.0
+    backward_cp: float = 0.0
 
     @property
     def tied_parameters(self) -> int:
@@ -134,13 +137,15 @@ class ChainCost:
     """The prices of all blocks of a model, in order, under one choice of placements.
 
     `boundary`: placement of the values that pass from block to block (for example `R` or `S(1)`);
-    `label` tells alternatives apart for a reader; `placements[block][op]` as in `Plan.placements`.
+    `label` tells alternatives apart for a reader; `placements[block][op]` and `cp_placements` as in
+    `Plan`.
     """
 
     boundary: str
     label: str
     blocks: tuple[BlockCost, ...]
     placements: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    cp_placements: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -181,3 +186,21 @@ class CostProvider(Protocol):
 
     def optimistic(self, tp: int, microbatch: int) -> ChainCost:
         """Cheap lower bounds of every time and byte of every alternative."""
+
+
+@runtime_checkable
+class SequenceProvider(CostProvider, Protocol):
+    """A provider whose model can also be split along the sequence, over cp ranks; `sequence` is its
+    length (1: there is none, for the reason `no_sequence`)."""
+
+    @property
+    def sequence(self) -> int: ...
+
+    @property
+    def no_sequence(self) -> str: ...
+
+    def cp_degrees(self, limit: int) -> list[int]:
+        """Legal context-parallel degrees up to `limit`."""
+
+    def over(self, cp: int, tp: int) -> CostProvider:
+        """The prices of the model on one of `cp` ranks, for `tp`."""

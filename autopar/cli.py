@@ -252,6 +252,39 @@ def profile(
 
 
 @app.command()
+def experts(
+    load: Annotated[
+        Path,
+        typer.Argument(metavar="LOAD", help="JSON of expert_load(): {layer: [rows per expert]}"),
+    ],
+    ranks: Annotated[int, typer.Option(help="over how many ranks each layer's experts are split")],
+    nodes: Annotated[int, typer.Option(help="with --together: nodes that hold these ranks")] = 1,
+    together: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON of how often two experts are chosen by one token: {layer: matrix}; such are"
+            " kept on one node where it costs no rows"
+        ),
+    ] = None,
+    replicas: Annotated[
+        int, typer.Option(help="copies of hot experts beyond one each, per layer")
+    ] = 0,
+    most: Annotated[
+        int | None,
+        typer.Option(help="experts that fit on a rank; ranks then need not hold equally many"),
+    ] = None,
+    time_limit: Annotated[float, typer.Option(help="seconds for all layers")] = 10.0,
+    out: Annotated[Path | None, typer.Option(help="write the assignment here, as JSON")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Assign experts to ranks by their load, so that the busiest rank has the least to do."""
+    from autopar.commands.experts import ExpertsRequest, experts_command
+
+    request = ExpertsRequest(load, ranks, nodes, together, replicas, most, time_limit)
+    raise typer.Exit(experts_command(request, out, as_json=json))
+
+
+@app.command()
 def passes(
     model: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="print graphs of this model")

@@ -42,6 +42,8 @@ class Device:
     times over a matmul pays for writing its output (2 bytes an element, peak bandwidth) without
     overlap. `attention`: kernels by name; `attention_kernel`: the one that runs.
     `execution`: eager or compile, see `EXECUTIONS`. `price_per_hour`: US dollars, 0 when unknown.
+    `overlap_slowdown`: seconds that compute gets longer per second of communication behind it; 0
+    when unknown (`data/step.toml` has what is usual).
     """
 
     name: str
@@ -61,6 +63,7 @@ class Device:
     attention_kernel: str = ""
     attention: dict[str, AttentionKernel] = field(default_factory=dict)
     execution: str = "eager"
+    overlap_slowdown: float = 0.0
 
     @property
     def usable_bytes(self) -> int:

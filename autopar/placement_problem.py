@@ -38,7 +38,8 @@ class Problem:
     Sources (parameters, inputs) are ops without reads. `stored`: for parameters, bytes of
     parameter,
     gradient and optimizer state per local byte. `sinks`: value -> placement it is handed out in.
-    `roots`: view -> the value whose memory it shares.
+    `roots`: view -> the value whose memory it shares. `replicas`: ranks of the axis hold whole
+    parameters.
     """
 
     ops: list[OpNode] = field(default_factory=list)
@@ -49,6 +50,7 @@ class Problem:
     roots: dict[str, str] = field(default_factory=dict)
 
     given: dict[str, tuple[Placement, ...]] = field(default_factory=dict)
+    replicas: bool = False
 
     def add(self, op: OpNode) -> None:
         assert op.name not in self.given, f"two ops are named {op.name}"

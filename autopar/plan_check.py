@@ -37,7 +37,7 @@ def check_plan(plan: Plan, program: Program, global_batch_size: int | None = Non
             f"microbatches is {plan.microbatches}, but {program.one_micro_batch}",
             next_step="use one micro-batch; it may be spread over dp ranks",
         )
-    if plan.zero and plan.mesh.dp > 1 and (scalar := program.scalar_parameter()):
+    if plan.zero and plan.mesh.replicas > 1 and (scalar := program.scalar_parameter()):
         raise PlanError(
             f"zero is {plan.zero}, but parameter {scalar!r} has no dims and can't be sharded",
             next_step="make it a tensor of one element (torch.zeros(1)), or set zero to 0",

@@ -171,7 +171,8 @@ def _check_kinds(plan: Plan) -> None:
         raise PlanError(
             f"block {odd!r} is in {where}", next_step="give every block one stage and one kind"
         )
-    for field, named in (("placements", plan.placements), ("reruns", plan.reruns)):
+    for field in ("placements", "cp_placements", "reruns"):
+        named = getattr(plan, field)
         strangers = sorted(set(named) - set(plan.kinds))
         if plan.kinds and strangers:
             raise PlanError(

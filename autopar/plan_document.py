@@ -59,14 +59,15 @@ class StagePlan:
 class Plan:
     """All decisions.
 
-    `placements[block][op]` names the strategy of an op on the tp axis (for example
-    `"shard n"`, `"replicate"`); `block` is the first block of each distinct kind, and holds for all
-    blocks of that kind (`kinds` lists them). `boundary` is the placement of the values that pass
-    from block to block. `sizes` are the dims the program was planned for (batch is the
-    micro-batch). `chunks`: stages of every pp rank; above 1 it is the interleaved schedule, where
-    stage s is on pp rank s mod pp. `reruns[kind][label]`: ops of a block of that kind that run
-    again in its backward, by the names that `placements` uses; a collective by its op and what it
-    moves, as `all_gather of add`.
+    `placements[block][op]` names the strategy of an op on the tp axis (for example `"shard n"`,
+    `"replicate"`); `block` is the first block of each distinct kind, and holds for all blocks of
+    that kind (`kinds` lists them). `cp_placements` names them on the cp axis, which splits the
+    sequence; the ops of `placements` are then those of one cp rank. `boundary` is the placement on
+    tp of the values that pass from block to block. `sizes` are the dims the program was planned for
+    (batch is the micro-batch). `chunks`: stages of every pp rank; above 1 it is the interleaved
+    schedule, where stage s is on pp rank s mod pp. `reruns[kind][label]`: ops of a block of that
+    kind that run again in its backward, by the names that `placements` uses; a collective by its op
+    and what it moves, as `all_gather of add`.
     """
 
     model: str
@@ -87,6 +88,7 @@ class Plan:
     sizes: dict[str, int]
     chunks: int = 1
     reruns: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
+    cp_placements: dict[str, dict[str, str]] = field(default_factory=dict)
     predicted: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     version: int = VERSION
@@ -112,7 +114,13 @@ class Plan:
         # What has a default comes late in the class; a reader looks for it here.
         order.insert(order.index("schedule") + 1, "chunks")
         order.insert(order.index("placements") + 1, "reruns")
-        return {name: document[name] for name in dict.fromkeys(order)}
+        order.insert(order.index("placements") + 1, "cp_placements")
+        # An axis that splits nothing is not told.
+        if not self.cp_placements:
+            document.pop("cp_placements")
+        if self.mesh.cp == 1:
+            document["mesh"].pop("cp")
+        return {name: document[name] for name in dict.fromkeys(order) if name in document}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2) + "\n"
@@ -176,8 +184,8 @@ def recompute_label(stages: Iterable[StagePlan]) -> str:
 
 
 def _mesh(name: str, value: Any) -> Mesh:
-    # Earlier plans told the axes that no plan uses.
-    degrees = members(name, value, {}, {**dict.fromkeys(AXES, whole), "cp": _unused, "ep": _unused})
+    # Earlier plans told an axis that no plan uses.
+    degrees = members(name, value, {}, {**dict.fromkeys(AXES, whole), "ep": _unused})
     return Mesh(**{axis: degree for axis, degree in degrees.items() if axis in AXES})
 
 
@@ -230,6 +238,7 @@ _REQUIRED: dict[str, Check] = {
 }
 _OPTIONAL: dict[str, Check] = {
     "chunks": whole,
+    "cp_placements": _placements,
     "reruns": lambda n, v: entries(n, v, lambda k, sets: entries(k, sets, _names)),
     "predicted": predictions,
     "notes": _names,

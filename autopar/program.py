@@ -181,6 +181,6 @@ def user_line(node: fx.Node) -> str:
     """`file:line` in the user's code that made this node, or ''."""
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    # The innermost line that is not torch's own.
-    own = [line for line in lines if "/torch/" not in line]
+    # The innermost line that is not torch's own, nor of code that torch has generated.
+    own = [line for line in lines if "/torch/" not in line and '"<eval_with_key>' not in line]
     return (own or lines or [""])[-1]

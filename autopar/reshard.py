@@ -40,6 +40,9 @@ _TABLE = {
     ("P", "S"): Reshard("reduce_scatter", "reduce_scatter", "all_gather"),
 }
 
+# By the name of the op.
+RESHARDS = {edge.op: edge for edge in _TABLE.values()}
+
 
 def reshard(source: Placement, target: Placement, *, requires_grad: bool = True) -> Reshard | None:
     """The edge from `source` to `target`, or None when there is none.

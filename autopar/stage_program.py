@@ -88,7 +88,8 @@ class StageProgram:
     `batch_inputs` are split into micro-batches along dim 0 (their shapes are one micro-batch's),
     except
     those named in `whole_inputs`, which every micro-batch sees whole. `sums`: the loss is a sum
-    over the batch, so losses of micro-batches are added as they are. `updates`: buffer -> value of
+    over the batch, so losses of micro-batches are added as they are. `even`: the loss is right only
+    where all micro-batches count as much. `updates`: buffer -> value of
     one of the blocks that it holds after the step. `fixed`: inputs that are no tensors, with the
     only values that the program is right for. `draws`: some op draws random numbers.
     """
@@ -110,6 +111,7 @@ class StageProgram:
     batch_inputs: dict[str, ValueSpec] = field(default_factory=dict)
     whole_inputs: frozenset[str] = frozenset()
     sums: bool = False
+    even: bool = False
     updates: dict[str, str] = field(default_factory=dict)
     fixed: dict[str, Any] = field(default_factory=dict)
     draws: bool = False

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from autopar.axis import Axis
 from autopar.cluster import Cluster
 from autopar.cost.setting import Setting
 from autopar.mesh import Mesh
 from autopar.models import resolve_model
-from autopar.passes.analysis.block_problem import Axis, build_problem
+from autopar.passes.analysis.block_problem import build_problem
 from autopar.passes.capture import capture
 from autopar.placement import Shard
 from autopar.placement_problem import Problem

@@ -15,6 +15,7 @@ from autopar.passes.rewrite.replace_causal_mask import ReplaceCausalMask
 from autopar.passes.rewrite.simplify import Simplify
 from autopar.passes.rewrite.split_fused import SplitFused
 from autopar.passes.rewrite.split_gate_and_up import SplitGateAndUp
+from autopar.passes.rewrite.split_sequence import SplitSequence
 from autopar.passes.rewrite.sum_statistics import SumStatistics
 
 
@@ -33,6 +34,7 @@ def back_pipeline() -> list[Pass]:
     """From the simplified program and a plan to one program per stage."""
     return [
         CutBlocks(),  # first: all later passes work on one small static graph per kind of block
+        SplitSequence(),  # before place: a second axis is placed on what the first leaves
         Place(),
         InsertCollectives(),  # needs placements, and global shapes for the sizes of what is moved
         LocalizeShapes(),  # after the collectives: they change which piece an op sees

@@ -19,13 +19,16 @@ from autopar.placement import Placement
 from autopar.program import outputs_of, tensors_of
 from autopar.reshard import reshard
 
+# After these passes nothing is placed and brought together yet.
+_UNPLACED = ("cut-blocks", "split-sequence", "place")
+
 
 def verify(parts: Parts, after: str) -> None:
     """Raises `PassError` naming the pass, the node and the broken invariant."""
     for kind, graph in parts.graphs.items():
         graph.graph.lint()
-        localised = after not in ("cut-blocks", "place", "insert-collectives")
-        if after in ("cut-blocks", "place"):
+        localised = after not in (*_UNPLACED, "insert-collectives")
+        if after in _UNPLACED:
             continue
         for node in graph.graph.nodes:
             _check_operands(node, kind, after)

@@ -1,4 +1,4 @@
-"""Collectives of one tensor-parallel axis as graph ops, in conjugate pairs.
+"""Collectives of one axis, tp or cp, as graph ops, in conjugate pairs.
 
 Each row of the tables below is one edge of `autopar.reshard`. Splits are even, `dim` counts from 0,
 `ranks` is the size of the group; a rank's index comes from the group when the op runs, so the
@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 
 from autopar.runtime import (  # noqa: F401 - they register their ops with these
+    attention_rows,
     batch_norm,
     exchanged_experts,
+    loss_share,
     own_experts,
     random_state,
     vocabulary,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import fx
 from torch.nn import functional as F
 
 # Calls before the first one that counts: caches, clocks, the choice of a kernel.
@@ -46,35 +47,47 @@ class Effort:
 
 
 def time_call(call: Callable[[], object], device: torch.device, effort: Effort) -> float:
-    """Median seconds of `call` on the device, warm; the device is idle before and after."""
+    """Median seconds of `call` on the device, warm; the device is idle before and after.
+
+    A CPU is shared: there the seconds of this thread count, not those of others that ran meanwhile.
+    """
+    clock = time.thread_time if device.type == "cpu" else time.perf_counter
     for _ in range(_WARM):
         call()
     _finish(device)
     times: list[float] = []
     begin = time.perf_counter()
     while len(times) < _MOST_CALLS:
-        start = time.perf_counter()
+        start = clock()
         call()
         _finish(device)
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
         if time.perf_counter() - begin > effort.sample_seconds:
             break
     return statistics.median(times)
 
 
 def launch_sample(device: torch.device) -> Sample:
-    """Host seconds to issue one small op (on a CPU: to run it)."""
-    x = torch.ones(8, device=device)
-    count = 200
-    for _ in range(_WARM):
-        x.add(1)
-    _finish(device)
-    begin = time.perf_counter()
+    """Host seconds to issue one small op as training does (on a CPU: to run it): half of what an op
+    and its backward take, in a graph whose Python is executed op by op. Graphs have about as many
+    views as kernels, and prices count views with the kernels: each op has one here."""
+    count = 100
+    graph = fx.Graph()
+    value = first = graph.placeholder("x")
     for _ in range(count):
-        x.add(1)
-    seconds = (time.perf_counter() - begin) / count
-    _finish(device)
-    return Sample("launch", "float32", (), 0.0, seconds)
+        value = graph.call_function(torch.ops.aten.mul.Tensor, (value, first))
+        value = graph.call_function(torch.ops.aten.view.default, (value, [8]))
+    graph.output(value)
+    module = fx.GraphModule({}, graph)
+    x = torch.ones(8, device=device, requires_grad=True)
+    times = []
+    for _ in range(_WARM + 5):
+        _finish(device)
+        begin = time.perf_counter()
+        module(x).sum().backward()
+        times.append(time.perf_counter() - begin)
+    # The least: whatever interrupts the host is not the op's.
+    return Sample("launch", "float32", (), 0.0, min(times) / (2 * count))
 
 
 def memory_samples(device: torch.device, effort: Effort) -> Iterator[Sample]:

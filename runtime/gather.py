@@ -21,7 +21,7 @@ def gather_to_first(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> dict[s
     Every rank has to call this.
     """
     here = ranks.mesh.coordinates(ranks.rank)
-    leads = here["dp"] == 0 and here["tp"] == 0
+    leads = here["dp"] == here["cp"] == here["tp"] == 0
     whole: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         value = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

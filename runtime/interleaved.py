@@ -42,6 +42,13 @@ class LoopedStage(PlannedStage):
         self._outputs_under_way: dict[int, list[Any]] = {}
         self._gradients_under_way: list[Any] = []
 
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        # What the last reduction read is held to the next backward of its stage, behind forwards
+        # of all of them.
+        for engine in (self._engine, *self._other_engines):
+            engine.release()
+        return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
+
     def backward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         # What the last reduction read is held to the next backward, which is another stage's.
         for other in self._other_engines:

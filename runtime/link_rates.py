@@ -27,7 +27,7 @@ _MOST_CALLS = 20
 
 @dataclass(frozen=True, slots=True)
 class LinkSample:
-    """`nbytes` as `collective_time` counts them; `seconds`: the slowest rank's median of a call."""
+    """`nbytes` as `collective_time` counts them; `seconds`: of one call on the slowest rank."""
 
     kind: str
     group: int
@@ -96,10 +96,49 @@ def _pass_on(message: torch.Tensor, group: int, own: dist.ProcessGroup) -> None:
             work.wait()
 
 
+def measured_slowdown(ranks: Ranks, rounds: int = 12) -> float:
+    """Seconds that products get longer per second of an all-reduce behind them, from 0 to 1; the
+    same on all ranks.
+
+    1 means that hiding gains nothing: on a CPU the reduction runs on the same cores. Each of the
+    three times is the least of `rounds`, as what else runs can only add to it.
+    """
+    device = ranks.device
+    size = 256 if device.type == "cpu" else 4096
+    a, b = (torch.randn(size, size, device=device) for _ in range(2))
+    gradients = torch.ones(2**20 if device.type == "cpu" else 2**26, device=device)
+
+    def compute() -> None:
+        for _ in range(20):
+            torch.mm(a, b)
+
+    def reduce() -> Any:
+        return dist.all_reduce(gradients, async_op=True)
+
+    def both() -> None:
+        work = reduce()
+        compute()
+        work.wait()
+
+    calls: tuple[Callable[[], object], ...] = (compute, lambda: reduce().wait(), both)
+    least = [float("inf")] * len(calls)
+    for _ in range(_WARM + rounds):
+        gradients.fill_(1.0)
+        for i, call in enumerate(calls):
+            dist.barrier(group=ranks.control)
+            begin = time.perf_counter()
+            _once(call, ranks)
+            least[i] = min(least[i], _slowest(time.perf_counter() - begin, ranks))
+    alone, reduced, together = least
+    hidden = min(alone, reduced)
+    return min(1.0, max(0.0, (together - max(alone, reduced)) / hidden))
+
+
 def _time(
     call: Callable[[], object], ranks: Ranks, own: dist.ProcessGroup, budget: float
 ) -> float | None:
-    """The slowest rank's median; None when the backend can't do it. Ranks agree on how often."""
+    """The slowest rank's median, on a CPU its least (it is shared with others, who only add to it);
+    None when the backend can't do it. Ranks agree on how often."""
     try:
         for _ in range(_WARM):
             call()
@@ -115,7 +154,8 @@ def _time(
         begin = time.perf_counter()
         _once(call, ranks)
         times.append(time.perf_counter() - begin)
-    return _slowest(statistics.median(times), ranks)
+    of = min if ranks.device.type == "cpu" else statistics.median
+    return _slowest(of(times), ranks)
 
 
 def _once(call: Callable[[], object], ranks: Ranks) -> None:

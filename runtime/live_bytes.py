@@ -119,10 +119,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             result = func(*args, **(kwargs or {}))
         self._add(tree_leaves(result), self._term)
-        gathered = sum(_bytes(entry) for entry in self._resized.values())
+        gathered = sum(_bytes(entry) for entry in list(self._resized.values()))
         if self._fixed + gathered > self._most * (1 + RESOLUTION):
             self._most, self._when = self._fixed + gathered, self._moment
-            self._then = [(entry, _bytes(entry)) for entry in self._alive.values()]
+            self._then = [(entry, _bytes(entry)) for entry in list(self._alive.values())]
         return result
 
     def _remove(self, key: int, _reference: object) -> None:
@@ -189,11 +189,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._gathering = before
 
     def _in_block(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        before = set(map(id, self._alive.values()))
+        before = set(map(id, list(self._alive.values())))
         try:
             return function(*args, **kwargs)
         finally:
-            for storage in self._alive.values():
+            for storage in list(self._alive.values()):
                 if id(storage) not in before and storage.term == "buffers":
                     storage.term = "activations"
 

@@ -59,6 +59,19 @@ def loss_weights(
     return [count / total for count in counts]
 
 
+def uneven(counts: list[float], total: float, microbatches: int, dp: int) -> PlanError | None:
+    """The error of a loss that adds a mean over targets and one over samples, where this rank's
+    micro-batches don't have an equal part of all targets: no weight is right for both."""
+    if all(count * microbatches * dp == total for count in counts):
+        return None
+    return PlanError(
+        "the loss adds a mean over targets and a mean over all samples, and the parts of this "
+        f"batch have {', '.join(f'{c:g}' for c in counts)} of {total:g} targets",
+        next_step="plan with the batch whole (dp=1,microbatches=1), let both means leave out the "
+        "ignored targets, or give every sample as many targets",
+    )
+
+
 def no_targets() -> PlanError:
     return PlanError(
         "the batch has no target: every label is the ignored one, so the mean loss is undefined",

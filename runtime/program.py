@@ -10,24 +10,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from autopar.piece_name import by_whole
+from autopar.experts.assignment import Assignment
+from autopar.experts.diagnosis import Routing
 from autopar.plan_document import Plan
 from autopar.runtime.batch import BatchRules, flat_batch
 from autopar.runtime.digests import batch_digest
+from autopar.runtime.expert_load import summed_load
+from autopar.runtime.expert_slots import ExpertSlots
 from autopar.runtime.faults import Faults
-from autopar.runtime.gather import gather_to_first
 from autopar.runtime.gradients import local_gradients, sum_over
 from autopar.runtime.loss_scale import checked_scale, unscale
-from autopar.runtime.loss_weights import count_targets, loss_weights, no_targets
+from autopar.runtime.loss_weights import count_targets, loss_weights, no_targets, uneven
 from autopar.runtime.norms import OtherStages, global_norm, scale_gradients
-from autopar.runtime.optimizer_state import load_optimizer_state, optimizer_state
 from autopar.runtime.parameters import ParameterSource
 from autopar.runtime.pipeline import PipelinedStages, SingleStage
 from autopar.runtime.random_state import RandomStream
 from autopar.runtime.ranks import Ranks, batch_amounts, check_batches, together
 from autopar.runtime.stage import StageModule
+from autopar.runtime.state import ProgramState
 from autopar.runtime.zero import DataParallel, data_parallel
 from autopar.stage_program import ParameterSpec, StageProgram, ValueSpec
 
@@ -75,7 +77,7 @@ class _Facts:
         )
 
 
-class DistributedProgram:
+class DistributedProgram(ProgramState):
     """This rank's part of the program. All ranks make it, and call its methods, together.
 
     `stage_programs` is the list of all stages, or a function that gives the stage of an index.
@@ -112,6 +114,10 @@ class DistributedProgram:
         self._random = RandomStream(ranks) if facts.draws else None
         for engine in self._engines:
             engine.stage.random = self._random
+        layers = [layer for engine in self._engines for layer in engine.stage.layers()]
+        reads = [block.parameters for program in programs for block in program.blocks]
+        reads.append(tuple(n for n, spec in self._specs.items() if len(spec.stages) > 1))
+        self._slots = ExpertSlots(layers, reads, ranks)
         self._training = True
         self._faults = Faults(ranks)
         self._steps = 0
@@ -223,12 +229,14 @@ class DistributedProgram:
             )
         except Exception as found:
             error = found
-        # Each tp rank of the last stage counts the same targets: one of them speaks.
-        mine = sum(counts) if ranks.index("tp") == 0 else 0.0
+        # Each tp and cp rank of the last stage counts the same targets: one of them speaks.
+        mine = sum(counts) if ranks.index("tp") == ranks.index("cp") == 0 else 0.0
         total, *digests = together(ranks, error, (mine, *batch_amounts(ranks, digest)))
         check_batches(ranks, digest, tuple(digests))
         if self._counts and total == 0:
             raise no_targets()
+        if last.even and not any(isinstance(v, FakeTensor) for v in local.values()):
+            together(ranks, uneven(counts, total, number, ranks.mesh.dp))
         weights = loss_weights(counts, total, number, ranks.mesh.dp, sums=last.sums)
         return local, torch.tensor(weights, dtype=torch.float64).to(ranks.device)
 
@@ -259,6 +267,11 @@ class DistributedProgram:
                     parameter.grad = torch.zeros_like(parameter)
             sum_over(local_gradients(tied), group)
 
+    @property
+    def even(self) -> bool:
+        """Whether a step asks for as many targets in every micro-batch."""
+        return self._programs[-1].even
+
     def parameters(self) -> Iterator[nn.Parameter]:
         """Parameters of this rank's stages, for an optimizer or `torch.nn.utils.clip_grad_norm_`.
 
@@ -272,16 +285,6 @@ class DistributedProgram:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of this rank's stages by their names in the user's model."""
         yield from self._parameters.items()
-
-    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Buffers that this rank's stages read, by their names in the user's model."""
-        yield from self._buffers.items()
-
-    def updated_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Those of `named_buffers` that a step changes, such as a batch norm's statistics."""
-        for program in self._programs:
-            for name in program.updates:
-                yield name, self._buffers[name]
 
     def zero_grad(self) -> None:
         for parameter in self.parameters():
@@ -311,49 +314,41 @@ class DistributedProgram:
     def eval(self) -> DistributedProgram:
         return self.train(False)
 
-    # State.
+    # Mixture of experts.
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """This rank's shards, DTensors by name, as torch.distributed.checkpoint takes them; and
-        the buffers that a step changes, whole.
+    def expert_load(self) -> dict[str, list[int]]:
+        """How many rows each expert got, by layer (the module of its experts), since the last
+        `reset_expert_load`; the same on every rank.
+
+        A row is a token of a step, also in `eval` mode, once for each of its choices.
         """
-        found = {fqn: parameter.detach() for fqn, parameter in self._parameters.items()}
-        return {**found, **dict(self.updated_buffers())}
+        return self.routing().load
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Copy shards in; the layout has to be this program's (checkpoint loading reshards)."""
-        with torch.no_grad():
-            for fqn, tensor in (*self._parameters.items(), *self.updated_buffers()):
-                tensor.copy_(state[fqn])
+    def routing(self) -> Routing:
+        """The load of experts and ranks since the last `reset_expert_load`; as text, what is
+        wrong with it and what helps."""
+        stages = [engine.stage for engine in self._engines]
+        with self._faults.during("adding up the load of experts"):
+            own = {stage.program.index: stage.layers() for stage in stages}
+            return Routing(summed_load(own, self.ranks))
 
-    def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """An optimizer's state by parameter name, as torch.distributed.checkpoint takes it.
+    def reset_expert_load(self) -> None:
+        for layer in self._slots.layers:
+            layer.reset()
 
-        One checkpoint for all stages: it loads under another plan too. For an optimizer that has
-        not stepped yet, the tensors to read a checkpoint into.
-        """
-        return optimizer_state(optimizer, self._parameters)
-
-    def load_optimizer_state_dict(
-        self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+    def rebalance(
+        self, assignment: Assignment, optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        """Put back what `optimizer_state_dict` gave, or what a checkpoint loaded into it."""
-        load_optimizer_state(optimizer, self._parameters, state)
+        """Move experts, their gradients and their optimizer's state to the ranks that the
+        assignment says, between two steps; later steps give the same numbers.
 
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """All parameters of the model and the buffers that a step changes, whole, on the CPU of
-        rank 0 (empty on other ranks).
+        `named_parameters` are then in the order of the ranks, all that is saved or gathered in the
+        order of experts. Raises `UsageError` on every rank, before anything is moved, for an
+        assignment of other ranks, layers or experts, with copies or unequal counts, and for an
+        optimizer whose state can't be moved.
         """
-        with self._faults.during("gathering the state"):
-            return gather_to_first(self.state_dict(), self.ranks)
-
-    def full_gradients(self) -> dict[str, Tensor]:
-        """All gradients, whole, on the CPU of rank 0 (empty on other ranks)."""
-        found = {f: p.grad for f, p in self._parameters.items() if p.grad is not None}
-        for pieces in by_whole(self._parameters).values():
-            # A piece that the loss does not depend on is a part of zeros.
-            if any(str(p) in found for p in pieces):
-                for name in (str(p) for p in pieces if str(p) not in found):
-                    found[name] = torch.zeros_like(self._parameters[name])
-        with self._faults.during("gathering the gradients"):
-            return gather_to_first(found, self.ranks)
+        with self._faults.during("moving experts"):
+            orders = self._slots.agreed_orders(assignment, optimizer, self._parameters)
+            self._slots.move(orders, self._parameters, optimizer)
+            for engine in self._engines:
+                engine.stage.place_experts(self.ranks.device)

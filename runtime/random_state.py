@@ -8,6 +8,8 @@ the graph has
     y = dropout(x_1, 0.1, True)
     y_1 = autopar.same_random(y, 'tp')       and back
 
+and the same with 'cp', perhaps around both.
+
 The seed of a rank's own stream is drawn from the common one, so recomputation, which puts the
 generators back, draws the same numbers again.
 """
@@ -123,8 +125,10 @@ def _own(x: Tensor, group: str) -> None:
         # From the CPU's generator on any device: reading a number from a GPU would wait for it.
         common = int(torch.randint(_LARGEST, ()))
         generator = _generator(x.device)
+        # Inside the stream of a cp rank that of a tp rank is another for every cp rank.
+        around = (generator.initial_seed(),) if _common else ()
         _common.append((generator, generator.get_state()))
-        generator.manual_seed(_mixed(common, resolve_group(group).rank()))
+        generator.manual_seed(_mixed(common, *around, resolve_group(group).rank()))
 
 
 def _same(x: Tensor, group: str) -> None:

@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.errors import PlanError, RuntimeFault
-from autopar.mesh import AXES, Mesh
-from autopar.runtime.torch_compat import quiet_redistribution, set_timeout
+from autopar.mesh import AXES, REPLICA, Mesh
+from autopar.runtime.torch_compat import flat_mesh, quiet_redistribution, set_timeout
 
 # Any: torch does not list its stores among what it exports.
 torch_distributed: Any = dist
@@ -24,12 +24,14 @@ torch_distributed: Any = dist
 
 @dataclass(frozen=True)
 class Ranks:
-    """The mesh as this rank sees it. `control` is the group for small messages on the CPU."""
+    """The mesh as this rank sees it. `replicas`: its dp and cp axes as one, the ranks that hold the
+    same tp slice of the parameters; `control`: the group for small messages on the CPU."""
 
     mesh: Mesh
     rank: int
     device: torch.device
     device_mesh: DeviceMesh
+    replicas: DeviceMesh
     control: dist.ProcessGroup
     wait: datetime.timedelta
     tied: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
@@ -53,14 +55,17 @@ class Ranks:
         device_mesh = init_device_mesh(
             kind, tuple(mesh.degree(axis) for axis in AXES), mesh_dim_names=AXES
         )
-        for axis in AXES:
-            set_timeout(device_mesh.get_group(axis), wait)
+        replicas = device_mesh["dp"]
+        if mesh.cp > 1:
+            replicas = flat_mesh(device_mesh, ("dp", "cp"), REPLICA)
+        for group in (*(device_mesh.get_group(axis) for axis in AXES), replicas.get_group()):
+            set_timeout(group, wait)
         quiet_redistribution()
         world = dist.group.WORLD
         assert world is not None
         control = dist.new_group(backend="gloo", timeout=wait) if kind == "cuda" else world
         assert control is not None
-        return Ranks(mesh, dist.get_rank(), here, device_mesh, control, wait)
+        return Ranks(mesh, dist.get_rank(), here, device_mesh, replicas, control, wait)
 
     def index(self, axis: str) -> int:
         return self.mesh.coordinates(self.rank)[axis]
@@ -80,14 +85,14 @@ class Ranks:
         stage, so at most one of a set.
         """
         for stages in sorted({s for s in stage_sets if len(s) > 1}):
-            for dp in range(self.mesh.dp):
-                for tp in range(self.mesh.tp):
-                    holders = sorted(stage % self.mesh.pp for stage in stages)
-                    members = [(pp * self.mesh.dp + dp) * self.mesh.tp + tp for pp in holders]
-                    group = dist.new_group(members, timeout=self.wait)
-                    if self.rank in members:
-                        assert group is not None
-                        self.tied[stages] = group
+            holders = sorted(stage % self.mesh.pp for stage in stages)
+            # Ranks of the first stage: one for each place on the other axes.
+            for place in range(self.mesh.stride("pp")):
+                members = [place + pp * self.mesh.stride("pp") for pp in holders]
+                group = dist.new_group(members, timeout=self.wait)
+                if self.rank in members:
+                    assert group is not None
+                    self.tied[stages] = group
 
 
 def _check_world_size(mesh: Mesh) -> None:
@@ -167,7 +172,7 @@ def check_batches(ranks: Ranks, own: int, sums: tuple[float, ...]) -> None:
 
     `sums`: over all ranks of what `batch_amounts` gave, so that all come to the same answer.
     """
-    members = ranks.mesh.pp * ranks.mesh.tp
+    members = ranks.mesh.size // ranks.mesh.dp
     pairs = zip(sums[::2], sums[1::2], strict=True)
     if all(one * one == members * square for one, square in pairs):
         return

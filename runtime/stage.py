@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
+from autopar.runtime.expert_block import ExpertBlock
+from autopar.runtime.expert_load import LayerExperts
+from autopar.runtime.local_part import local_part
 from autopar.runtime.random_state import RandomStream, shared_numbers
 from autopar.runtime.selective_checkpoint import SelectiveCheckpoint
 from autopar.stage_program import BlockProgram, ParameterSpec, StageProgram
@@ -41,14 +43,30 @@ class BlockModule(ParameterSlots):
     ) -> None:
         super().__init__(specs, make)
         self.block = block
-        self._graph: Callable[..., tuple[Tensor, ...]] = block.graph.forward
+        self._experts = ExpertBlock.of(block)
         # (owner, slot, dtype) per graph parameter; a list of tuples, so nothing is registered.
         self._reads: list[tuple[nn.Module, str, torch.dtype]] = []
         self._buffer_values: tuple[Tensor, ...] = ()
         self._kept: list[Tensor] | None = None
+        self._read_graph()
+
+    def _read_graph(self) -> None:
+        graph, rerun = self._experts.graph, self._experts.rerun
+        self._graph: Callable[..., tuple[Tensor, ...]] = graph.forward
         self._selective: SelectiveCheckpoint | None = None
-        if block.rerun is not None:
-            self._selective = SelectiveCheckpoint(block.graph, block.rerun, self._operands)
+        if rerun is not None:
+            self._selective = SelectiveCheckpoint(graph, rerun, self._operands)
+
+    @property
+    def layers(self) -> tuple[LayerExperts, ...]:
+        """Those with experts, in order."""
+        return self._experts.layers
+
+    def place_experts(self, device: torch.device) -> None:
+        """After experts were moved: choices become their slots."""
+        if self.layers:
+            self._experts = self._experts.placed(self.block, device)
+            self._read_graph()
 
     def connect(
         self,
@@ -81,6 +99,7 @@ class BlockModule(ParameterSlots):
             outputs: tuple[Tensor, ...] = checkpoint(self._run, *inputs, use_reentrant=False)
         else:
             outputs = self._run(*inputs)
+        outputs = self._experts.count(outputs)
         return self._with_own_memory(outputs) if isinstance(self, FSDPModule) else outputs
 
     def _run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -102,7 +121,7 @@ class BlockModule(ParameterSlots):
         for owner, slot, dtype in self._reads:
             parameter = owner._parameters[slot]
             assert parameter is not None
-            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            local = local_part(parameter)
             found.append(local if local.dtype == dtype else local.to(dtype))
         return found
 
@@ -189,6 +208,14 @@ class StageModule(ParameterSlots):
         for module in self.blocks:
             assert isinstance(module, BlockModule)
             yield module
+
+    def layers(self) -> list[LayerExperts]:
+        """Those with experts, in order."""
+        return [layer for module in self._block_modules() for layer in module.layers]
+
+    def place_experts(self, device: torch.device) -> None:
+        for module in self._block_modules():
+            module.place_experts(device)
 
     def keep_parameters(self) -> None:
         for module in self._block_modules():

@@ -60,6 +60,11 @@ def set_timeout(group: dist.ProcessGroup, wait: datetime.timedelta) -> None:
     _c10d._set_pg_timeout(wait, group)
 
 
+def flat_mesh(mesh: DeviceMesh, axes: tuple[str, ...], name: str) -> DeviceMesh:
+    """Neighbouring axes of a mesh as one, by a name of its own."""
+    return mesh[axes]._flatten(name)
+
+
 def shared_store() -> Any:
     """The store through which the ranks of the default group found each other."""
     return _c10d._get_default_store()

@@ -1,4 +1,5 @@
-"""How a stage's parameters, gradients and optimizer state are spread over dp: ZeRO levels 0 to 3.
+"""How a stage's parameters, gradients and optimizer state are spread over dp (with cp, over both
+as one group, `replica`): ZeRO levels 0 to 3.
 
 | level | parameters in a step                 | gradients                                  |
 | ----- | ------------------------------------ | ------------------------------------------ |
@@ -53,7 +54,7 @@ def data_parallel(make_stage: MakeStage, ranks: Ranks, zero: int, precision: str
     `make_stage(finish_block)` makes the module and calls `finish_block` on each block as soon as
     its parameters exist.
     """
-    if ranks.mesh.dp == 1 or zero == 0:
+    if ranks.mesh.replicas == 1 or zero == 0:
         return Replicated(make_stage(lambda block: None), ranks)
     return Sharded(make_stage, ranks, zero, precision)
 
@@ -63,7 +64,7 @@ class Replicated:
 
     def __init__(self, stage: StageModule, ranks: Ranks) -> None:
         self.stage = stage
-        group = ranks.group("dp")
+        group = ranks.replicas.get_group()
         parameters = list(stage.fqn_parameters().values())
         self._sum = OverlappedSum(parameters, group) if group.size() > 1 else None
 
@@ -88,7 +89,7 @@ class Sharded:
 
     def __init__(self, make_stage: MakeStage, ranks: Ranks, zero: int, precision: str) -> None:
         self._zero = zero
-        mesh = ranks.device_mesh["dp"]
+        mesh = ranks.replicas
         # Inputs keep their dtype: the graphs were captured in the compute dtype.
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
         if precision == "bf16-mixed":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autopar.mesh import AXES, Mesh
 
 MESH = Mesh(pp=2, dp=3, tp=4)
+SPLIT = Mesh(pp=2, dp=3, cp=5, tp=4)
 
 
 def test_coordinates_cover_the_mesh_with_tp_innermost() -> None:
@@ -12,12 +13,22 @@ def test_coordinates_cover_the_mesh_with_tp_innermost() -> None:
     assert len({tuple(c.values()) for c in found}) == MESH.size == 24
     for rank, c in enumerate(found):
         assert rank == sum(c[a] * MESH.stride(a) for a in AXES)
-    assert found[1] == {"pp": 0, "dp": 0, "tp": 1} and found[12] == {"pp": 1, "dp": 0, "tp": 0}
+    assert found[1] == {"pp": 0, "dp": 0, "cp": 0, "tp": 1}
+    assert found[12] == {"pp": 1, "dp": 0, "cp": 0, "tp": 0}
+
+
+def test_cp_lies_between_tp_and_dp_and_makes_replicas_with_dp() -> None:
+    assert SPLIT.size == 120 and SPLIT.replicas == SPLIT.degree("replica") == 15
+    for rank in range(SPLIT.size):
+        found = SPLIT.coordinates(rank)
+        assert SPLIT.rank(**found) == rank == sum(found[a] * SPLIT.stride(a) for a in AXES)
+    assert [SPLIT.stride(a) for a in ("tp", "cp", "replica", "dp", "pp")] == [1, 4, 4, 20, 60]
+    assert str(SPLIT) == "pp2 dp3 cp5 tp4" and SPLIT.to_dict()["cp"] == 5
 
 
 def test_degrees_strides_and_text() -> None:
-    assert [MESH.degree(a) for a in AXES] == [2, 3, 4]
-    assert [MESH.stride(a) for a in AXES] == [12, 4, 1]
+    assert [MESH.degree(a) for a in AXES] == [2, 3, 1, 4]
+    assert [MESH.stride(a) for a in AXES] == [12, 4, 4, 1]
     assert str(MESH) == "pp2 dp3 tp4"
     assert MESH.to_dict() == {"pp": 2, "dp": 3, "tp": 4, "cp": 1, "ep": 1}
     assert Mesh().size == 1

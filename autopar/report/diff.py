@@ -79,11 +79,14 @@ def _named(stage: Mapping[str, str] | Sequence[str]) -> str:
 
 def _strategies(a: Plan, b: Plan) -> list[tuple[str, str, str, str]]:
     rows = []
-    for block in dict.fromkeys((*a.placements, *b.placements)):
-        x, y = a.placements.get(block, {}), b.placements.get(block, {})
-        for op in dict.fromkeys((*x, *y)):
-            if x.get(op) != y.get(op):
-                rows.append((f"{block}: {op}", x.get(op, "absent"), y.get(op, "absent"), ""))
+    axes = (("", a.placements, b.placements), (" on cp", a.cp_placements, b.cp_placements))
+    for axis, first, second in axes:
+        for block in dict.fromkeys((*first, *second)):
+            x, y = first.get(block, {}), second.get(block, {})
+            for op in dict.fromkeys((*x, *y)):
+                if x.get(op) != y.get(op):
+                    texts = x.get(op, "absent"), y.get(op, "absent")
+                    rows.append((f"{block}: {op}{axis}", *texts, ""))
     return rows
 
 

@@ -13,6 +13,7 @@ TIME_TERMS = {
     "compute": "compute",
     "recompute": "recomputation",
     "tp_comm": "TP communication",
+    "cp_comm": "CP communication",
     "dp_comm": "DP communication",
     "pp_comm": "PP communication",
     "bubble": "pipeline bubble",

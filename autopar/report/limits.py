@@ -9,6 +9,7 @@ from autopar.plan_document import Plan
 from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts, mesh_text
 from autopar.report.format import percent_text, plural
 from autopar.report.reruns import rerun_rows
+from autopar.report.sequence_words import sequence_sentence
 from autopar.units import format_bytes, format_seconds
 
 
@@ -16,7 +17,12 @@ def limits(plan: Plan) -> list[str]:
     """Sentences, the most important first; empty when the plan has no predictions."""
     facts = Facts.of(plan)
     found = [_largest(facts), _bubble(plan, facts), *_communication(plan, facts)]
-    found += [_recompute(plan, facts), _memory(plan, facts), _activations(facts)]
+    found += [
+        sequence_sentence(plan),
+        _recompute(plan, facts),
+        _memory(plan, facts),
+        _activations(facts),
+    ]
     return [sentence for sentence in found if sentence]
 
 
@@ -88,10 +94,11 @@ def _holder(plan: Plan) -> str:
 
 def _communication(plan: Plan, facts: Facts) -> list[str]:
     found = []
-    for axis, what in (("tp", "inside the layers"), ("dp", "for gradients and parameters")):
+    axes = (("tp", "inside the layers"), ("cp", "along the sequence"))
+    for axis, what in (*axes, ("dp", "for gradients and parameters")):
         share = facts.share(f"{axis}_comm")
-        degree = plan.mesh.degree(axis)
-        if degree > 1 and facts.time_breakdown:
+        degree = plan.mesh.replicas if axis == "dp" else plan.mesh.degree(axis)
+        if degree > 1 and f"{axis}_comm" in facts.time_breakdown:
             found.append(
                 f"Exposed {axis.upper()} communication {what} over {degree} ranks costs "
                 f"{percent_text(share)} of the step "

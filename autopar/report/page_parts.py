@@ -91,7 +91,9 @@ def _tiles(plan: Plan, facts: Facts) -> str:
 
 
 def _mesh(plan: Plan) -> str:
-    names = {"pp": "pipeline", "dp": "data", "tp": "tensor"}
+    names = {"pp": "pipeline", "dp": "data", "cp": "context", "tp": "tensor"}
+    if plan.mesh.cp == 1:
+        names.pop("cp")
     axes = (
         f'<div class="axis{" one" if plan.mesh.degree(axis) == 1 else ""}">'
         f"<b>{plan.mesh.degree(axis)}</b><span>{axis}</span><small>{name}</small></div>"

@@ -101,7 +101,10 @@ def decision_rows(plan: Plan) -> list[tuple[str, str]]:
         ("mesh", f"{plan.mesh}  ({plural(plan.mesh.size, 'rank')})"),
         ("batch", f"{batch} of {plan.microbatch} per replica, {plan.global_batch:,} in all"),
         ("schedule", schedule_name(plan) if plan.mesh.pp > 1 else "no pipeline"),
-        ("ZeRO", f"level {plan.zero}" if plan.mesh.dp > 1 else f"level {plan.zero} (one replica)"),
+        (
+            "ZeRO",
+            f"level {plan.zero}" if plan.mesh.replicas > 1 else f"level {plan.zero} (one replica)",
+        ),
         ("recompute", plan.recompute_label),
         ("between blocks", plan.boundary),
         ("precision", plan.precision),
@@ -196,7 +199,7 @@ def _times(facts: Facts) -> Table:
     table = plain_table("where the step goes", "time", "share", "")
     table.columns[3].justify = "left"
     for term, words in TIME_TERMS.items():
-        seconds, share = facts.time_breakdown[term], facts.share(term)
+        seconds, share = facts.time_breakdown.get(term, 0.0), facts.share(term)
         if seconds:
             bar = "█" * round(share * 40) or "▏"
             table.add_row(words, format_seconds(seconds), percent_text(share), bar)

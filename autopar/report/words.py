@@ -6,7 +6,7 @@ import re
 
 MATMULS = {"linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "conv1d", "einsum"}
 LOOKUPS = {"embedding", "vocab_embedding"}
-ATTENTIONS = {"scaled_dot_product_attention", "sdpa", "flex_attention"}
+ATTENTIONS = {"scaled_dot_product_attention", "attention_rows", "sdpa", "flex_attention"}
 LOSSES = {
     "cross_entropy", "cross_entropy_loss", "nll_loss", "vocab_cross_entropy", "token_cross_entropy",
     "mse_loss",

@@ -22,6 +22,7 @@ from autopar.rules import (
     reduction,
     resampling,
     row,
+    sequence,
     shape,
 )
 from autopar.rules.language import NoRuleError, Rule
@@ -185,6 +186,12 @@ RULES: dict[str, RuleFunction] = {
 }
 # Ops of our own that capture puts into graphs.
 _OWN = frozenset(["autopar::experts"])
+# Those that splitting the sequence puts there.
+SEQUENCE_RULES: dict[str, RuleFunction] = {
+    **dict.fromkeys((f"autopar::{name}" for name in sequence.COLLECTIVES), sequence.collective),
+    "autopar::attention_rows": sequence.attention_rows,
+    "autopar::loss_share": sequence.loss_share,
+}
 
 
 def rule_for(op: OpCall) -> Rule | None:
@@ -204,6 +211,8 @@ def rule_for(op: OpCall) -> Rule | None:
 
 def _built_in(op: OpCall) -> RuleFunction | None:
     """Torch's ops and ours alone: another library's `linear` may be anything."""
+    if op.registered_name in SEQUENCE_RULES:
+        return SEQUENCE_RULES[op.registered_name]
     namespace, _, _ = op.registered_name.rpartition("::")
     if namespace not in ("", "aten") and op.registered_name not in _OWN:
         return None

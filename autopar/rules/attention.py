@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from autopar.op_call import OpCall, Operand
 from autopar.rules.dims import aligned, broadcast, free, named
 from autopar.rules.language import Dims, Rule
+from autopar.sequence_shards import ATTENTION_ROWS
 
 
 def sdpa(op: OpCall) -> Rule | None:
@@ -16,12 +18,20 @@ def sdpa(op: OpCall) -> Rule | None:
     The mask broadcasts to [b*, h, q, k]. FLOPs: two products of 2*b*h*q*k*e; a causal mask halves
     nothing here, as torch's own counter does. With dropout it is a random op.
     """
+    dropout = float(op.named("dropout_p") or 0.0)
+    kept = {"q"} if dropout or op.named("is_causal") else set()
+    found = attention(op, grouped=bool(op.named("enable_gqa")), whole=kept)
+    return replace(found, random=dropout > 0) if found is not None else None
+
+
+def attention(op: OpCall, *, grouped: bool, whole: set[str]) -> Rule | None:
+    """The rule of attention whose first operands are q, k and v; `whole`: further whole factors."""
     if len({a.index for a in op.args[:3] if isinstance(a, Operand)}) != 3:
         return None
     q, k, v = (op.types[a.index].shape for a in op.args[:3])
     if len(q) < 2 or len({len(q), len(k), len(v)}) != 1 or k[-2] != v[-2]:
         return None
-    grouped = bool(op.named("enable_gqa")) and len(q) >= 3 and q[-3] != k[-3]
+    grouped = grouped and len(q) >= 3 and q[-3] != k[-3]
     if grouped and (q[:-3] != k[:-3] or k[:-1] != v[:-1] or q[-3] % k[-3]):
         return None
     lead = q[:-2] if grouped else broadcast(q[:-2], k[:-2], v[:-2])
@@ -32,8 +42,6 @@ def sdpa(op: OpCall) -> Rule | None:
     if grouped:
         sizes |= {"g": k[-3], "r": q[-3] // k[-3]}
     sizes |= {"q": q[-2], "k": k[-2], "e": q[-1], "f": v[-1]}
-    causal = bool(op.named("is_causal"))
-    dropout = float(op.named("dropout_p") or 0.0)
     keys = shared if grouped else aligned(k[:-2], lead, shared)
     values = shared if grouped else aligned(v[:-2], lead, shared)
     queries = own if grouped else aligned(q[:-2], lead, own)
@@ -51,12 +59,20 @@ def sdpa(op: OpCall) -> Rule | None:
         by_index[mask.index] = aligned(op.types[mask.index].shape, scores, (*own, ("q",), ("k",)))
     operands = tuple(by_index[i] for i in range(len(op.types)))
     flops = 2.0 * prod(lead) * q[-2] * k[-2] * (q[-1] + v[-1])
-    whole = {"k", "e", "f"} | ({"q"} if causal or dropout else set())
     return Rule(
         operands,
         ((*own, ("q",), ("f",)),),
         sizes,
-        frozenset(whole),
+        frozenset({"k", "e", "f"} | whole),
         flops=flops,
-        random=dropout > 0,
     )
+
+
+def by_rows(op: OpCall, rule: Rule) -> Rule:
+    """The rule where causal attention may be split by rows of queries too, each with the keys up to
+    its own: by the op `attention_rows`, which knows where in the sequence a rank's rows are."""
+    square = rule.sizes["q"] == rule.sizes["k"]
+    plain = not rule.random and op.named("attn_mask") is None
+    if not (op.named("is_causal") and square and plain):
+        return rule
+    return replace(rule, whole=rule.whole - {"q"}, local_ops={"q": ATTENTION_ROWS})

@@ -43,8 +43,8 @@ class RowConfiguration:
 
 def read_row(row: Row) -> RowConfiguration:
     """Raises `InexpressibleError` with the reason, in few words."""
-    _refuse(row)
     facts = practice_facts(row)
+    _refuse(row)
     mesh = Mesh(_whole(row, "pp", 1), _whole(row, "dp", 1), _whole(row, "tp", 1))
     cluster = reported_cluster(row, facts)
     if mesh.size != cluster.size:
@@ -78,6 +78,8 @@ def read_row(row: Row) -> RowConfiguration:
             bucket_bytes=facts.get("bucket_bytes", 0),
             gradient_buffer=facts["gradient_buffer"],
             gradient_buckets=facts.get("gradient_buckets", False),
+            reduce_whole=facts.get("reduce_whole", False),
+            split_sends=facts.get("split_sends", False),
             block_seconds=facts.get("block_seconds", 0.0),
             step_seconds=facts.get("step_seconds", 0.0),
         ),

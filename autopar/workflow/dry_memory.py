@@ -35,7 +35,7 @@ def dry_memory(model: nn.Module, program: Program, plan: Plan, stage: int) -> Pe
     with dry_run(stage * plan.mesh.stride("pp"), plan.mesh.size) as shapes_only:
         ranks = Ranks.create(plan.mesh)
         parts = rewrite_for(program, plan).stages
-        groups = {axis: ranks.group(axis).group_name for axis in ("dp", "tp")}
+        groups = {axis: ranks.group(axis).group_name for axis in ("dp", "cp", "tp")}
         for index in plan.stage_indexes(stage):
             place_on_device(parts[index], ranks.device, groups)
         with shapes_only:

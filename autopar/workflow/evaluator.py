@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from autopar.axis import Axis
 from autopar.block_cost import BlockCost, ChainCost
 from autopar.cluster import Cluster
 from autopar.cost.evaluate import Evaluation, evaluate_setting
 from autopar.cost.reserved import Footprint, footprint
 from autopar.errors import UsageError
-from autopar.passes.analysis.block_problem import Axis
 from autopar.placement import Placement
 from autopar.plan_document import StagePlan
 from autopar.program import Program

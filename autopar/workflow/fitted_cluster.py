@@ -22,10 +22,16 @@ KERNEL = "measured"
 
 
 def fitted_device(
-    samples: Sequence[Sample], *, name: str, memory_bytes: int, base: Device | None = None
+    samples: Sequence[Sample],
+    *,
+    name: str,
+    memory_bytes: int,
+    base: Device | None = None,
+    is_host: bool = False,
 ) -> Device:
     """A device whose prices give the samples back. `base`: a known device of the same kind, whose
     peaks, tiles and context are kept; without one the peak of a dtype is its best measured rate.
+    `is_host`: the device issues its kernels itself, so that launches do not hide behind them.
     """
     matmuls = {d: _of(samples, "matmul", d) for d in sorted({s.dtype for s in samples})}
     matmuls = {dtype: found for dtype, found in matmuls.items() if found}
@@ -50,7 +56,7 @@ def fitted_device(
         launch_seconds=launch,
         context_bytes=base.context_bytes if base else 0,
         price_per_hour=base.price_per_hour if base else 0.0,
-        kernel_seconds=start,
+        kernel_seconds=max(start, launch) if is_host else start,
     )
     if base is not None:
         tiles = ("processors", "tile_overhead", "matmul_epilogue")

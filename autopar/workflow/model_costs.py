@@ -9,11 +9,13 @@ that is asserted for every block.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 
 from torch import fx
 
+from autopar.axis import Axis
 from autopar.block_cost import Alternative, BlockCost, ChainCost
 from autopar.cluster import Cluster
 from autopar.experts import EXPERTS
@@ -21,10 +23,14 @@ from autopar.op_call import OpCall, Operand, types_of
 from autopar.parts import Parts, Slot
 from autopar.passes.analysis.batch_statistics import is_batch_norm, updates_of_batch
 from autopar.passes.analysis.block_costs import block_cost
-from autopar.passes.analysis.block_problem import Axis
 from autopar.passes.analysis.blocks import analyse_blocks
-from autopar.passes.analysis.coupled_samples import batch_statistics, coupling_op
-from autopar.passes.analysis.loss_form import loss_form
+from autopar.passes.analysis.coupled_samples import (
+    COUNTED,
+    batch_statistics,
+    counts_in_backward,
+    coupling_op,
+)
+from autopar.passes.analysis.loss_form import loss_form, loss_remedy
 from autopar.passes.pass_manager import run_passes
 from autopar.passes.pipeline import front_pipeline
 from autopar.placement import Placement, Replicate, Shard
@@ -32,7 +38,9 @@ from autopar.program import Program, copy_graph, module_path, user_line
 from autopar.workflow.block_kinds import BlockKinds, Kind
 from autopar.workflow.expert_ways import missing_ways
 from autopar.workflow.placed_blocks import PlacedBlocks, confirm, placed_blocks
+from autopar.workflow.price_bounds import block_bound, only_seconds, part_of_sequence
 from autopar.workflow.rank_block import to_rank_block
+from autopar.workflow.sequence_kinds import SequenceKinds, splits
 
 _PRODUCTS = frozenset({"linear", "addmm", "mm", "matmul", "bmm", "embedding"})
 
@@ -70,10 +78,15 @@ def _why_whole(program: Program) -> str:
     if moved := updates_of_batch(program):
         return f"a step changes the buffer {moved[0]!r}"
     if loss_form(program).kind == "unknown":
-        return "the loss is no mean or sum over samples that could be recognised"
+        remedy = loss_remedy(program)
+        why = "the loss is no mean or sum over samples that could be recognised"
+        return f"{why} ({remedy})" if remedy else why
     if (op := coupling_op(program)) is None:
         return ""
-    return f"samples depend on each other in {op.name} ({user_line(op) or module_path(op)})"
+    where = f"{op.name} ({user_line(op) or module_path(op)})"
+    if counts_in_backward(op):
+        return f"{COUNTED} counts indices of the whole batch in {where}"
+    return f"samples depend on each other in {where}"
 
 
 class ModelCosts:
@@ -101,7 +114,7 @@ class ModelCosts:
         self.pinned_boundary = boundary
         self.split_weights = split_weights
         self.blocks = analyse_blocks(program)
-        self.kinds = BlockKinds(program, self.blocks, sizes, cluster)
+        self.kinds: BlockKinds = BlockKinds(program, self.blocks, sizes, cluster)
         self.block_names = tuple(b.name for b in self.blocks.chain)
         self.holds_parameters = tuple(bool(b.parameters) for b in self.blocks.chain)
         self.notes: dict[str, None] = {}
@@ -112,6 +125,42 @@ class ModelCosts:
         self._optimistic: dict[tuple[int, int], ChainCost] = {}
         self._prices: dict[object, BlockCost] = {}
         self._points: dict[tuple[int, int, str], tuple[PlacedBlocks, bool]] = {}
+        self.cp = 1
+        self._root = self
+        self._over: dict[tuple[int, int], ModelCosts] = {}
+
+    def cp_degrees(self, limit: int) -> list[int]:
+        """Degrees up to `limit` that divide the sequence (1 alone where there is none)."""
+        return [d for d in range(1, limit + 1) if self.sequence % d == 0]
+
+    @property
+    def sequence(self) -> int:
+        """The length that cp may split; 1 when there is none."""
+        return self._splits[0]
+
+    @property
+    def no_sequence(self) -> str:
+        """Why there is no sequence to split, '' where there is one."""
+        return self._splits[1]
+
+    @cached_property
+    def _splits(self) -> tuple[int, str]:
+        return splits(self.program, self.blocks, self.kinds.bindings(self.sizes["batch"]))
+
+    def over(self, cp: int, tp: int) -> ModelCosts:
+        """The prices on one of `cp` ranks that split the sequence, each of `tp` neighbours."""
+        if cp == 1:
+            return self
+        if (cp, tp) not in self._over:
+            found = copy(self)
+            found.cp = cp
+            found.kinds = SequenceKinds(
+                self.kinds, self.groups, Axis(cp, tp, self.cluster), self.notes
+            )
+            found._alternatives, found._optimistic = {}, {}
+            found._prices, found._points = {}, {}
+            self._over[cp, tp] = found
+        return self._over[cp, tp]
 
     def tp_degrees(self, limit: int) -> list[int]:
         """Degrees up to `limit` at which at least one matrix product of the model can be split."""
@@ -163,10 +212,15 @@ class ModelCosts:
     def optimistic(self, tp: int, microbatch: int) -> ChainCost:
         """Every op with its fastest strategy and no communication; a tp-th part of all memory."""
         key = (tp, microbatch)
+        if key not in self._optimistic and self.cp > 1:
+            least = self._root.optimistic(tp, microbatch)
+            blocks = tuple(part_of_sequence(b, self.cp) for b in least.blocks)
+            self._optimistic[key] = replace(least, blocks=blocks)
         if key not in self._optimistic:
             kinds = self.kinds.at(microbatch)
             by_kind = {b.kind: b for b in self.whole(microbatch).blocks}
-            found = {k: self._bound(by_kind[k], kinds[k], tp) for k in kinds}
+            device = self.cluster.device
+            found = {k: block_bound(by_kind[k], kinds[k], tp, device) for k in kinds}
             self._optimistic[key] = self._along_chain("", "bound", found)
         return self._optimistic[key]
 
@@ -191,6 +245,12 @@ class ModelCosts:
                 f"{self.program.one_micro_batch}: one micro-batch, whose statistics dp ranks sum "
                 "(the time of these messages is not predicted)"
             )
+        if loss_form(self.program).even:
+            found.append(
+                "the loss adds a mean over targets and one over samples: a step whose "
+                "micro-batches have unequal numbers of targets is refused (dp=1,microbatches=1 "
+                "takes any)"
+            )
         return (*found, *self.program.notes, *self.notes)
 
     def placed_graph(
@@ -214,7 +274,7 @@ class ModelCosts:
         return self._prices[key]
 
     def _axis(self, tp: int) -> Axis:
-        return Axis(tp, 1, self.cluster)
+        return Axis(tp, 1, self.cluster, self.cp)
 
     def _boundaries(self, tp: int, microbatch: int) -> list[Placement]:
         """Placements that every value between blocks can take: whole, or split along dim 1."""
@@ -225,7 +285,8 @@ class ModelCosts:
         shapes = {t.shape for t in crossing if t.requires_grad}
         if not shapes:
             return [Replicate]
-        if all(len(s) > 1 and s[1] % tp == 0 and s[1] >= tp for s in shapes):
+        ranks = tp * self.cp  # cp has split dim 1 already
+        if all(len(s) > 1 and s[1] % ranks == 0 and s[1] >= ranks for s in shapes):
             return [Replicate, Shard(1)]
         self.notes[
             f"tp={tp}: no sequence parallelism, dim 1 of {sorted(shapes)[0]} does not divide"
@@ -247,7 +308,7 @@ class ModelCosts:
                 self.state_bytes,
                 split_weights=split,
             ):
-                least = {k: _only_seconds(floor[k], placed.seconds[k]) for k in kinds}
+                least = {k: only_seconds(floor[k], placed.seconds[k]) for k in kinds}
                 chain = self._along_chain(str(boundary), placed.label, least)
                 price = cache(partial(self._priced, placed, tp, microbatch))
                 self._points[tp, microbatch, placed.label] = placed, split
@@ -278,7 +339,10 @@ class ModelCosts:
             k: self.price(k, tp, microbatch, placements.get(k, {}), boundary)
             for k in self.blocks.kinds
         }
-        return self._along_chain(str(boundary), label, priced, placements)
+        found = self._along_chain(str(boundary), label, priced, placements)
+        if not isinstance(self.kinds, SequenceKinds):
+            return found
+        return replace(found, cp_placements=self.kinds.placements[microbatch])
 
     def _along_chain(
         self,
@@ -304,45 +368,6 @@ class ModelCosts:
                 elif call.op_name in EXPERTS:
                     for way, why in missing_ways(call, names, tp).items():
                         self.notes[f"tp={tp}: experts of {name} are not {way}: {why}"] = None
-
-    def _bound(self, whole: BlockCost, kind: Kind, tp: int) -> BlockCost:
-        forward = backward = 0.0
-        found = kind.over(tp)
-        for node in found.calls:
-            prices = [p.cost for p in found.prices(node, self.cluster.device)]
-            forward += min(p.forward_seconds for p in prices)
-            backward += min(p.backward_seconds for p in prices)
-        return replace(
-            whole,
-            forward_compute=forward,
-            backward_compute=backward,
-            forward_comm=0.0,
-            backward_comm=0.0,
-            # Split evenly or not at all, so rounding up is no less a bound, and some is never none.
-            parameters=-(-whole.parameters // tp),
-            trainable=-(-whole.trainable // tp),
-            saved_bytes=whole.saved_bytes // tp,
-            input_bytes=whole.input_bytes // tp,
-            transient_bytes=0,
-            reduced_transient_bytes=0,
-            largest_parameter=0,
-            boundary_bytes=whole.boundary_bytes // tp,
-            backward_weights=0.0,
-            parameter_reduce_seconds=0.0,
-            tied=tuple(
-                replace(t, parameters=t.parameters // tp, trainable=t.trainable // tp)
-                for t in whole.tied
-            ),
-            partial=tuple(
-                replace(o, compute=0.0, comm=0.0, kept=o.kept // tp, rebuilt=0)
-                for o in whole.partial[-1:]
-            ),
-        )
-
-
-def _only_seconds(floor: BlockCost, seconds: float) -> BlockCost:
-    """`floor` with all its time as one sum."""
-    return replace(floor, forward_compute=seconds, backward_compute=0.0)
 
 
 def _product_sizes(kind: Kind) -> set[int]:

@@ -99,6 +99,7 @@ def build_plan(
         boundary=choice.boundary,
         stages=choice.stages,
         placements={k: dict(v) for k, v in choice.chain.placements.items()},
+        cp_placements={k: dict(v) for k, v in choice.chain.cp_placements.items()},
         kinds=kinds,
         sizes=bound,
         reruns=choice.reruns,
@@ -170,7 +171,7 @@ def _reruns(choice: Choice) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def _text(mesh: dict[str, int]) -> str:
-    return str(Mesh(mesh["pp"], mesh["dp"], mesh["tp"]))
+    return str(Mesh(mesh["pp"], mesh["dp"], mesh["tp"], mesh["cp"]))
 
 
 def stage_seconds(chain: ChainCost, choice: Choice) -> list[dict[str, float]]:

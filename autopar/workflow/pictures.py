@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import fx
 
+from autopar.axis import Axis
 from autopar.cluster import Cluster
 from autopar.op_call import STATIC, op_call
 from autopar.parts import Parts, Slot
 from autopar.passes.analysis.block_memory import block_memory
-from autopar.passes.analysis.block_problem import Axis
 from autopar.passes.analysis.roofline import roofline
 from autopar.program import module_path, tensors_of
 from autopar.report.block_picture import BlockPicture, EdgePicture, OpPicture
@@ -18,7 +18,7 @@ TRIVIAL = frozenset({"to", "detach", "clone", "contiguous"})
 
 def block_pictures(parts: Parts, cluster: Cluster) -> list[BlockPicture]:
     """One picture for every kind of block; seconds are those of one micro-batch on one rank."""
-    axis = Axis(parts.decided.mesh.tp, 1, cluster)
+    axis = Axis(parts.decided.mesh.tp, 1, cluster, parts.decided.mesh.cp)
     return [
         _picture(kind, len(parts.blocks.kinds[kind]), graph, parts.slots[kind], axis)
         for kind, graph in parts.graphs.items()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autopar.axis import Axis
 from autopar.errors import InfeasibleError, PassError
-from autopar.passes.analysis.block_problem import Axis, build_problem, source_names
+from autopar.passes.analysis.block_problem import build_problem, source_names
 from autopar.passes.rewrite.place import PARAMETER, relative
 from autopar.placement import Placement
 from autopar.placement_problem import Problem
@@ -59,7 +60,7 @@ def placed_blocks(
         for point, solution in zip(found, solutions, strict=True):
             point.seconds.update(seconds_by_block(problem, solution.choice))
             for kind in group:
-                point.placements[kind] = _named_in_plan(kinds[kind], solution.choice)
+                point.placements[kind] = named_in_plan(kinds[kind], solution.choice)
     distinct: list[PlacedBlocks] = []
     for point in found:
         if all(point.placements != other.placements for other in distinct):
@@ -111,7 +112,7 @@ def _problem(
     return build_problem(parts, axis, boundary, state_bytes, split_weights=split_weights)
 
 
-def _named_in_plan(kind: Kind, choice: Mapping[str, str]) -> dict[str, str]:
+def named_in_plan(kind: Kind, choice: Mapping[str, str]) -> dict[str, str]:
     """The solution by the names that a plan uses: of the block's ops and parameters."""
     names = source_names(kind.name, kind.graph, kind.slots)
     chosen: dict[str, str] = {}

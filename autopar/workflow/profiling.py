@@ -27,7 +27,7 @@ from autopar.runtime.device_rates import (
     matmul_samples,
     memory_samples,
 )
-from autopar.runtime.link_rates import LinkSample, collective_samples
+from autopar.runtime.link_rates import LinkSample, collective_samples, measured_slowdown
 from autopar.runtime.ranks import Ranks
 from autopar.workflow.fitted_cluster import fitted_device, fitted_link
 from autopar.workflow.world import known_device_name, world_size
@@ -93,8 +93,12 @@ def profile(
         for found in collective_samples(ranks, group, stride, sizes, each):
             links.append(found)
             report(f"{found.kind} of {group} ranks", _part(begin, seconds))
-    report("done", 1.0)
     cluster = _cluster(ranks.device, measured, links, size // local, local)
+    if size > 1:
+        # At least a little: 0 would mean that nothing was measured.
+        slowdown = max(0.01, measured_slowdown(ranks))
+        cluster = replace(cluster, device=replace(cluster.device, overlap_slowdown=slowdown))
+    report("done", 1.0)
     return Profile(cluster, tuple(measured), tuple(links), time.perf_counter() - begin)
 
 
@@ -131,7 +135,8 @@ def _cluster(
     else:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local
         name = platform.processor() or platform.machine()
-    fitted = fitted_device(samples, name=name, memory_bytes=memory, base=base)
+    is_host = device.type == "cpu"
+    fitted = fitted_device(samples, name=name, memory_bytes=memory, base=base, is_host=is_host)
     levels: list[Link] = []
     if local > 1:
         inside = [s for s in links if (s.group, s.stride) == (local, 1)]

@@ -19,6 +19,8 @@ from autopar.devices import known_devices, load_device
 
 DATA = Path(__file__).parent.parent / "data"
 Row = Mapping[str, str]
+# Ranks of the largest node that is no rack (DGX-2).
+LARGEST_NODE = 16
 # Network of a whole node or of one GPU, as people write it.
 _PER_NODE = (
     re.compile(r"(\d+)x(\d+) ?Gb\b"),
@@ -83,12 +85,12 @@ def reported_cluster(row: Row, facts: Mapping[str, Any]) -> Cluster:
         device = replace(device, attention_kernel=facts["attention_kernel"])
     device = _with_attention_rate(device, facts["attention_rate"])
     device = replace(device, execution=facts["execution"])
+    if re.search(r"fp16|16-bit", row.get("precision") or "", re.IGNORECASE):
+        # Stand-ins are captured in bfloat16; the row's products are float16.
+        device = replace(device, flops={**device.flops, "bfloat16": device.flops["float16"]})
     device = replace(device, context_bytes=facts.get("context_bytes", device.context_bytes))
     ranks = int(float(row["n_gpus"]))
-    per_node = min(ranks, 8)
-    if row.get("n_nodes"):
-        per_node = max(1, ranks // int(float(row["n_nodes"])))
-    per_node = min(per_node, load_device(key).most_ranks_per_node)
+    per_node = _ranks_per_node(row, ranks, load_device(key).most_ranks_per_node)
     if ranks % per_node:
         raise InexpressibleError(f"{ranks} GPUs do not fill nodes of {per_node}")
     nodes = ranks // per_node
@@ -96,6 +98,16 @@ def reported_cluster(row: Row, facts: Mapping[str, Any]) -> Cluster:
     if nodes > 1:
         links = (*links[:-1], _network(links[-1], key, row.get("interconnect") or "", per_node))
     return Cluster(key, device, nodes, per_node, links)
+
+
+def _ranks_per_node(row: Row, ranks: int, most: int) -> int:
+    """Of one NVLink domain: a node, or the part of a rack that the ranks fill evenly."""
+    if most > LARGEST_NODE:
+        return max(n for n in range(1, most + 1) if ranks % n == 0)
+    per_node = min(ranks, 8)
+    if row.get("n_nodes"):
+        per_node = max(1, ranks // int(float(row["n_nodes"])))
+    return min(per_node, most)
 
 
 def _with_attention_rate(device: Device, rate: float) -> Device:

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from torch import fx
 
+from autopar.axis import Axis
 from autopar.block_cost import BlockCost
 from autopar.cost.op_cost import CONTRACTIONS, is_view
 from autopar.op_call import STATIC, op_call
 from autopar.parts import Slot
 from autopar.passes.analysis.block_memory import block_memory
-from autopar.passes.analysis.block_problem import Axis
 from autopar.passes.analysis.roofline import roofline
 from autopar.program import tensors_of
 

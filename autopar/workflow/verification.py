@@ -4,7 +4,7 @@ later steps."""
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -151,7 +151,8 @@ def compare_with_one_device(
 
     from autopar.runtime.ranks import together
 
-    batch = random_batch(source, model, case.global_batch, case)
+    given = replace(case, ignore_every=0) if program.even else case
+    batch = random_batch(source, model, case.global_batch, given)
     loss = program.step(batch)
     gradients = program.full_gradients()
     buffers = _updated_buffers(program)

@@ -12,6 +12,7 @@ import torch
 from autopar import errors
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError, PlanError, UsageError
+from autopar.mesh import AXES
 from autopar.plan_document import Plan
 from autopar.search.options import Pins, parse_pins
 
@@ -67,14 +68,18 @@ def world_cluster(
     if mesh is not None:
         names = mesh.mesh_dim_names or ()
         degrees: Mapping[str, int] = {n: mesh.size(i) for i, n in enumerate(names)}
-        unknown = sorted(set(degrees) - {"pp", "dp", "tp"})
+        unknown = sorted(set(degrees) - set(AXES))
         if unknown or not names:
             raise UsageError(
                 f"DeviceMesh dims are {names or 'unnamed'}",
-                next_step="name its dims pp, dp and tp (any of them): they pin those degrees",
+                next_step="name its dims pp, dp, cp and tp (any of them): they pin those degrees",
             )
         pinned = replace(
-            pinned, pp=degrees.get("pp", 1), dp=degrees.get("dp", 1), tp=degrees.get("tp", 1)
+            pinned,
+            pp=degrees.get("pp", 1),
+            dp=degrees.get("dp", 1),
+            cp=degrees.get("cp", 1),
+            tp=degrees.get("tp", 1),
         )
     return local_cluster(size, device_type), pinned
 

@@ -19,6 +19,7 @@ from comparison import (
     time_errors,
     under_predicted,
 )
+from corrections import correction_counts
 
 REASONS = Path(__file__).parent / "reasons.toml"
 WORST = 25
@@ -44,6 +45,7 @@ def write_document(rows: Sequence[Comparison], seconds: float) -> str:
         *_sweeps(good),
         *_worst(good),
         *_left_out(rows),
+        *_read_again(rows),
     ]
     return "\n".join(parts) + "\n"
 
@@ -198,3 +200,18 @@ def _left_out(rows: Sequence[Comparison]) -> list[str]:
     )
     body = [[reason.replace("|", "/"), str(count)] for reason, count in reasons.most_common()]
     return ["## Rows that can't be expressed", "", *_table(("reason", "rows"), body)]
+
+
+def _read_again(rows: Sequence[Comparison]) -> list[str]:
+    counts = correction_counts([c.row for c in rows])
+    if not counts:
+        return []
+    body = [[why, str(count)] for why, count in counts]
+    return [
+        "## Rows completed from their sources",
+        "",
+        "What the sources say and the table lacks, read again (`corrections.toml`); or which rows"
+        " they say not to compare with each other.",
+        "",
+        *_table(("source", "rows"), body),
+    ]

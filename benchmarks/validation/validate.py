@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from comparison import Comparison
+from corrections import corrected
 from document import write_document
 
 from autopar.workflow.configuration_table import GIB, predict_rows, read_table
@@ -26,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def compare(table: Path, workers: int, source: str = "") -> list[Comparison]:
     """Every row of `table` (whose source holds the words of `source`) with its prediction."""
     _, rows = read_table(table)
-    rows = [r for r in rows if source in (r.get("source") or "")]
+    rows = [corrected(r) for r in rows if source in (r.get("source") or "")]
 
     def show(done: int, total: int) -> None:
         if sys.stderr.isatty():

@@ -7,14 +7,15 @@ own objective must agree with it (`autopar.workflow.model_costs` asserts that fo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from torch import fx
 
+from autopar.axis import Axis
 from autopar.block_cost import BlockCost, Tied
 from autopar.cost.collective import collective_time
 from autopar.parts import Slot
 from autopar.passes.analysis.block_memory import block_memory
-from autopar.passes.analysis.block_problem import Axis
 from autopar.passes.analysis.recompute_frontier import recompute_frontier
 from autopar.passes.analysis.roofline import COMMUNICATION, roofline
 from autopar.program import outputs_of
@@ -24,22 +25,19 @@ def _seconds(kind: str, nbytes: int, axis: Axis) -> float:
     return collective_time(kind, nbytes, axis.ranks, axis.stride, axis.cluster) if kind else 0.0
 
 
-def block_cost(
-    name: str,
-    kind: str,
-    graph: fx.GraphModule,
-    slots: tuple[Slot, ...],
-    axis: Axis,
-    tied: Mapping[str, str],
-) -> BlockCost:
-    """Price on one rank for one micro-batch. `tied`: parameter that other blocks hold too -> its
-    group."""
-    prices = [p.cost for p in roofline(graph, axis)]
-    ops = [p for p in prices if p.bound != COMMUNICATION]
-    moves = [p for p in prices if p.bound == COMMUNICATION]
+class _Held(NamedTuple):
+    """Parameters of one rank in elements; `late`: bytes of those whose gradient waits for a sum."""
+
+    parameters: int
+    trainable: int
+    largest: int
+    late: int
+    tied: tuple[Tied, ...]
+
+
+def _held(graph: fx.GraphModule, slots: tuple[Slot, ...], tied: Mapping[str, str]) -> _Held:
     parameters = trainable = late = largest = 0
     shared: dict[str, Tied] = {}
-    late_seconds = 0.0
     placeholders = graph.graph.find_nodes(op="placeholder")
     for node, slot in zip(placeholders, slots, strict=True):
         if slot.kind != "parameter":
@@ -55,8 +53,25 @@ def block_cost(
             shared[group] = Tied(group, known.parameters + count, known.trainable + trained)
         if node.meta["placement"].gradient_is_partial:
             late += count * node.meta["val"].element_size()
-    if late:
-        late_seconds = _seconds("all_reduce", late, axis)
+    return _Held(parameters, trainable, largest, late, tuple(shared.values()))
+
+
+def block_cost(
+    name: str,
+    kind: str,
+    graph: fx.GraphModule,
+    slots: tuple[Slot, ...],
+    axis: Axis,
+    tied: Mapping[str, str],
+) -> BlockCost:
+    """Price on one rank for one micro-batch. `tied`: parameter that other blocks hold too -> its
+    group."""
+    found = roofline(graph, axis)
+    prices = [p.cost for p in found]
+    on_cp = [p.cost for p in found if p.axis == "cp"]
+    ops = [p for p in prices if p.bound != COMMUNICATION]
+    moves = [p for p in prices if p.bound == COMMUNICATION]
+    held = _held(graph, slots, tied)
     memory = block_memory(graph, slots)
     outputs = [n.meta["val"] for n in outputs_of(graph.graph)]
     return BlockCost(
@@ -67,20 +82,22 @@ def block_cost(
         backward_weights=sum(p.weight_seconds for p in ops),
         forward_comm=sum(p.forward_seconds for p in moves),
         backward_comm=sum(p.backward_seconds for p in moves),
+        forward_cp=sum(p.forward_seconds for p in on_cp),
+        backward_cp=sum(p.backward_seconds for p in on_cp),
         flops=sum(p.forward_flops + p.backward_flops for p in ops),
-        parameters=parameters,
-        trainable=trainable,
+        parameters=held.parameters,
+        trainable=held.trainable,
         saved_bytes=memory.saved,
         input_bytes=memory.inputs,
         transient_bytes=memory.transient + memory.shared,
         reduced_transient_bytes=memory.reduced_transient + memory.shared,
-        largest_parameter=largest,
+        largest_parameter=held.largest,
         saved_input_bytes=memory.saved_inputs,
         released_bytes=memory.released,
         forward_transient_bytes=memory.forward_transient + memory.shared,
         shared_bytes=memory.shared,
         boundary_bytes=sum(v.nbytes for v in outputs if v.dim()),
-        parameter_reduce_seconds=late_seconds,
-        tied=tuple(shared.values()),
+        parameter_reduce_seconds=_seconds("all_reduce", held.late, axis) if held.late else 0.0,
+        tied=held.tied,
         partial=recompute_frontier(graph, slots, axis, memory.reduced_transient),
     )

@@ -18,6 +18,7 @@ from autopar.cost.op_cost import VIEWS
 from autopar.parts import Slot
 from autopar.passes.analysis.workspace import backward_workspace, forward_workspace
 from autopar.program import tensors_of
+from autopar.sequence_shards import ATTENTION, ATTENTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +131,10 @@ def _key(tensor: torch.Tensor) -> int:
 def call_on_meta(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     """One node of a graph on meta tensors; fused attention keeps what its kernels keep."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
-    if getattr(node.target, "_opname", "") == "scaled_dot_product_attention":
+    name = getattr(node.target, "_opname", "")
+    if name in ATTENTIONS:
         mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+        mask = mask if name == ATTENTION else None
         return _FusedAttention.apply(args[0], args[1], args[2], mask)  # type: ignore[no-untyped-call]
     return node.target(*args, **kwargs)  # type: ignore[operator]
 

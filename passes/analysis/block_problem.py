@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import fx
 
-from autopar.cluster import Cluster
+from autopar.axis import Axis
 from autopar.cost.collective import collective_time
 from autopar.cost.experts import exchange_seconds
 from autopar.cost.op_cost import is_view
@@ -17,21 +16,13 @@ from autopar.parts import Slot
 from autopar.passes.analysis.blocks import local_op_names
 from autopar.passes.analysis.candidates import Candidates, local_type
 from autopar.passes.analysis.saved_tensors import Saved, saved_by
+from autopar.passes.analysis.sequence_moves import sequence_moves
 from autopar.placement import Placement, Replicate, ReplicatePartialGrad, Shard
 from autopar.placement_problem import Choice, OpNode, Problem
 from autopar.program import TensorType, outputs_of
 from autopar.reshard import reshard
 
 _ONCE_A_STEP = 1e-6
-
-
-@dataclass(frozen=True)
-class Axis:
-    """The mesh axis that is planned: `ranks` neighbours with `stride`, on a cluster."""
-
-    ranks: int
-    stride: int
-    cluster: Cluster
 
 
 def build_problem(
@@ -41,6 +32,7 @@ def build_problem(
     state_bytes: float,
     *,
     split_weights: bool = False,
+    replicas: bool = False,
 ) -> Problem:
     """One problem for blocks that share parameters (usually a single block).
 
@@ -48,11 +40,12 @@ def build_problem(
     gradient and optimizer state per byte of parameter. Values with gradient cross blocks in
     `boundary`.
     `split_weights`: parameters of two and more dims are stored split over the axis where a dim
-    divides.
+    divides. `replicas`: the ranks of the axis are replicas, so parameters are whole and their
+    gradients terms of a sum (cp).
     Every rank doing the same matrix product is no way to use an axis: where a product can be
     split at all, its replicating strategies are left out.
     """
-    problem, moves = Problem(), _Moves(axis)
+    problem, moves = Problem(replicas=replicas), _Moves(axis)
     for prefix, graph, slots, found in parts:
         names = source_names(prefix, graph, slots)
         types: dict[str, TensorType] = {}
@@ -110,7 +103,10 @@ def _add_source(
     ranks = axis.ranks
     if name in problem.sizes:
         return
-    if slot.kind == "parameter":
+    if slot.kind == "parameter" and problem.replicas:
+        options = [ReplicatePartialGrad if kind.requires_grad else Replicate]
+        problem.stored[name] = 0.0
+    elif slot.kind == "parameter":
         options = [Replicate]
         if kind.requires_grad:
             options.append(ReplicatePartialGrad)
@@ -167,6 +163,8 @@ def _add_op(
         exchange = 0.0
         if strategy.local_op == EXCHANGED:
             exchange = sum(exchange_seconds(local, axis.stride, axis.cluster))
+        elif move := sequence_moves(local, axis):
+            exchange = move[1] + move[2]
         choices.append(
             Choice(
                 strategy.name,
@@ -237,6 +235,7 @@ def _add_moves(
             continue
         if (
             problem.roots.get(value) in problem.stored
+            and not problem.replicas
             and source != target
             and "S" in (source.kind, target.kind)
         ):

@@ -26,6 +26,7 @@ from autopar.program import (
     tensors_of,
     user_line,
 )
+from autopar.reshard import RESHARDS
 
 _NUMBERED = re.compile(r"^(.+\.)?\d+$")
 FIRST, LAST = "embed", "head"
@@ -255,6 +256,8 @@ def local_op_names(nodes: Iterable[fx.Node]) -> list[str]:
     names = []
     for node in nodes:
         base = str(getattr(node.target, "_opname", getattr(node.target, "__name__", "op")))
+        if getattr(node.target, "namespace", "") == "autopar" and base in RESHARDS:
+            base = f"cp_{base}"  # what splits the sequence; torch has a `slice` and a `pad` too
         names.append(f"{base}.{seen[base]}" if seen[base] else base)
         seen[base] += 1
     return names

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import torch
 from torch import fx
 
 from autopar.cluster import Device
@@ -19,6 +20,7 @@ from autopar.program import TensorType
 from autopar.rules import rule_for
 from autopar.rules.language import Rule
 from autopar.rules.strategy import Strategy, strategies
+from autopar.sequence_shards import ATTENTION_ROWS, rows_arguments
 
 
 class RuledCall(NamedTuple):
@@ -100,6 +102,12 @@ def local_call(call: OpCall, strategy: Strategy, ranks: int) -> OpCall:
     results = tuple(local_type(t, strategy.result, ranks) for t in call.results)
     if strategy.local_op == EXCHANGED:
         call = replace(call, args=spread_arguments(call.args, ranks))
+    if strategy.local_op == ATTENTION_ROWS:
+        query, key, value = (call.named(n) for n in ("query", "key", "value"))
+        grouped = bool(call.named("enable_gqa"))
+        args = rows_arguments(query, key, value, call.named("scale"), grouped, ranks, "cp")
+        target = torch.ops.autopar.attention_rows.default
+        call = replace(call, target=target, args=args, kwargs={})
     return replace(call, types=types, results=results)
 
 

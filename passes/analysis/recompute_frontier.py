@@ -20,9 +20,9 @@ from math import gcd
 
 from torch import fx
 
+from autopar.axis import Axis
 from autopar.block_cost import PartialRecompute
 from autopar.parts import Slot
-from autopar.passes.analysis.block_problem import Axis
 from autopar.passes.analysis.kept_values import KeptValues, kept_values
 from autopar.passes.analysis.roofline import COMMUNICATION, roofline
 from autopar.program import outputs_of

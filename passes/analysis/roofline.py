@@ -7,13 +7,14 @@ from math import prod
 
 from torch import fx
 
+from autopar.axis import Axis
 from autopar.cost.collective import collective_time
 from autopar.cost.experts import exchange_seconds
 from autopar.cost.op_cost import OpCost, is_view, op_cost
 from autopar.experts import EXCHANGED
 from autopar.op_call import STATIC, op_call
-from autopar.passes.analysis.block_problem import Axis
 from autopar.passes.analysis.flops import forward_flops
+from autopar.passes.analysis.sequence_moves import sequence_moves
 from autopar.program import module_path, tensors_of
 
 COMMUNICATION = "communication"
@@ -21,13 +22,15 @@ COMMUNICATION = "communication"
 
 @dataclass(frozen=True, slots=True)
 class OpPrice:
-    """One op of a block as priced: for the roofline table and the picture."""
+    """One op of a block as priced: for the roofline table and the picture. `axis`: cp for the
+    messages of splitting the sequence."""
 
     node: str
     op: str
     path: str
     cost: OpCost
     trivial: bool
+    axis: str = ""
 
 
 def roofline(graph: fx.GraphModule, axis: Axis) -> list[OpPrice]:
@@ -40,6 +43,11 @@ def roofline(graph: fx.GraphModule, axis: Axis) -> list[OpPrice]:
             prices.append(_collective(node, axis))
             continue
         call = op_call(node, STATIC)
+        if move := sequence_moves(call, axis):
+            name, forward, backward = move
+            cost = OpCost(forward, backward, 0.0, 0.0, 0.0, COMMUNICATION)
+            prices.append(OpPrice(node.name, name, call.path, cost, not name, "cp"))
+            continue
         cost = op_cost(call, forward_flops(node, call), axis.cluster.device)
         prices.append(OpPrice(node.name, call.op_name, call.path, cost, is_view(call)))
         if call.op_name == EXCHANGED:

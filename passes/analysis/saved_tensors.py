@@ -14,6 +14,7 @@ import torch
 
 from autopar.experts import EXPERTS
 from autopar.op_call import OpCall, Operand
+from autopar.sequence_shards import ATTENTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,10 @@ def saved_by(op: OpCall) -> Saved:
         return _NOTHING
     if not isinstance(op.target, torch._ops.OpOverload):
         return _NOTHING
+    if op.op_name in ATTENTIONS:
+        return _attention(op)
     if op.target.namespace == "autopar" and op.op_name not in EXPERTS:
         return _NOTHING
-    if op.op_name == "scaled_dot_product_attention":
-        return _attention(op)
     key = (op.target, repr(op.args), repr(dict(op.kwargs)), op.types, op.copies)
     if key not in _cache:
         _cache[key] = _run(op)

@@ -17,7 +17,9 @@ from autopar.passes.analysis.blocks import Block, Blocks
 from autopar.passes.analysis.loss_form import loss_form
 from autopar.passes.analysis.random_ops import any_draws
 from autopar.passes.rewrite.cut_blocks import cut_free
+from autopar.passes.rewrite.split_sequence import BOUNDARY
 from autopar.placement import Placement, Replicate
+from autopar.plan_document import Plan
 from autopar.program import Program, TensorType, outputs_of
 from autopar.stage_program import BlockProgram, ParameterSpec, StageProgram, ValueSpec
 
@@ -148,12 +150,8 @@ def _stage(
         blocks=made,
         parameters={n: specs[n] for b in made for n in b.parameters},
         buffers=tuple(dict.fromkeys([*read, *updates])),
-        receive=_values(blocks.crossing(first - 1), plan.boundary, plan.mesh.tp, bindings)
-        if index
-        else (),
-        send=()
-        if last
-        else _values(blocks.crossing(first + len(held) - 1), plan.boundary, plan.mesh.tp, bindings),
+        receive=_values(blocks.crossing(first - 1), plan, bindings) if index else (),
+        send=() if last else _values(blocks.crossing(first + len(held) - 1), plan, bindings),
         shared=shared,
         shared_buffers=tuple(_targets(reads, items, "buffer")),
         shared_inputs=tuple(_targets(reads, items, "input")),
@@ -164,6 +162,7 @@ def _stage(
         batch_inputs=specifications,
         draws=any_draws([*(b.graph for b in made), shared]),
         sums=last and loss_form(program).kind == "sum",
+        even=loss_form(program).even,
         updates=updates,
         fixed=dict(program.fixed),
         whole_inputs=frozenset(i.name for i in program.of_kind("input") if i.batch_dim < 0),
@@ -194,14 +193,14 @@ def _targets(names: list[str], items: dict, kind: str) -> list[str]:  # type: ig
     return [items[n].target for n in names if items[n].kind == kind]
 
 
-def _values(
-    nodes: list[fx.Node], boundary: str, ranks: int, bindings: Bindings
-) -> tuple[ValueSpec, ...]:
+def _values(nodes: list[fx.Node], plan: Plan, bindings: Bindings) -> tuple[ValueSpec, ...]:
     found = []
     for node in nodes:
         kind: TensorType = types_of(node, bindings)[0]
-        placement = Placement.parse(boundary) if kind.requires_grad else Replicate
-        shape = placement.local_shape(kind.shape, ranks)
+        placement = Placement.parse(plan.boundary) if kind.requires_grad else Replicate
+        own = BOUNDARY if kind.requires_grad else Replicate
+        shape = own.local_shape(kind.shape, plan.mesh.cp) if plan.mesh.cp > 1 else kind.shape
+        shape = placement.local_shape(shape, plan.mesh.tp)
         found.append(ValueSpec(node.name, shape, kind.dtype, kind.requires_grad, placement))
     alone = [v.name for v in found if not v.requires_grad]
     if alone and len(alone) < len(found):

@@ -51,8 +51,11 @@ class InsertCollectives:
         return parts
 
 
-def insert_collectives(graph: fx.GraphModule, boundary: Placement, ranks: int) -> None:
-    """Edit a placed block graph in place; values with gradient are handed out in `boundary`."""
+def insert_collectives(
+    graph: fx.GraphModule, boundary: Placement, ranks: int, axis: str = "tp"
+) -> None:
+    """Edit a block graph that is placed on `axis` in place; values with gradient are handed out in
+    `boundary`."""
     made: dict[tuple[fx.Node, Placement], fx.Node] = {}
     output = graph.graph.output_node()
     for node in list(graph.graph.nodes):
@@ -60,7 +63,7 @@ def insert_collectives(graph: fx.GraphModule, boundary: Placement, ranks: int) -
             continue
         strategy = node.meta["strategy"]
         for source, wanted in zip(operands_of(node), strategy.operands, strict=True):
-            moved = _move(graph.graph, made, source, wanted, node, ranks)
+            moved = _move(graph.graph, made, source, wanted, node, ranks, axis)
             if moved is not source:
                 node.replace_input_with(source, moved)
     results = []
@@ -70,7 +73,7 @@ def insert_collectives(graph: fx.GraphModule, boundary: Placement, ranks: int) -
         )
         grad = value.meta.get("requires_grad", False)
         target = Replicate if scalar or not grad else boundary
-        results.append(_move(graph.graph, made, value, target, output, ranks))
+        results.append(_move(graph.graph, made, value, target, output, ranks, axis))
     output.args = (tuple(results),)
     graph.recompile()
 
@@ -98,6 +101,7 @@ def _move(
     wanted: Placement,
     before: fx.Node,
     ranks: int,
+    axis: str,
 ) -> fx.Node:
     have: Placement = source.meta["placement"]
     grad = bool(source.meta.get("requires_grad", False))
@@ -110,7 +114,7 @@ def _move(
     if not edge.op:
         return source
     if (source, wanted) not in made:
-        values: dict[str, Any] = {"d": have.dim, "D": wanted.dim, "n": ranks, "g": "tp"}
+        values: dict[str, Any] = {"d": have.dim, "D": wanted.dim, "n": ranks, "g": axis}
         args = (source, *(values[c] for c in _SIGNATURES[edge.op]))
         target = getattr(torch.ops.autopar, edge.op).default
         with graph.inserting_before(before):

@@ -12,6 +12,7 @@ is an error.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -23,6 +24,7 @@ from autopar.parts import Parts
 from autopar.passes.rewrite.specialize import RESIZING, run_on_meta
 from autopar.placement import Placement
 from autopar.program import tensors_of, user_line
+from autopar.sequence_shards import ATTENTION_ROWS, LOSS_SHARE, rows_arguments
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class LocalizeShapes:
         return parts
 
 
-def localize_shapes(graph: fx.GraphModule, ranks: int) -> None:
+def localize_shapes(graph: fx.GraphModule, ranks: int, axis: str = "tp") -> None:
     """Edit a block graph with collectives in place; `meta["global_shape"]` keeps what was."""
     for node in graph.graph.nodes:
         placement: Placement | None = node.meta.get("placement")
@@ -52,7 +54,7 @@ def localize_shapes(graph: fx.GraphModule, ranks: int) -> None:
             # Strided as a slice of the original would be after it was made contiguous.
             node.meta["val"] = torch.empty(expected[0], dtype=values[0].dtype, device="meta")
             continue
-        _substitute(node, ranks)
+        _substitute(node, ranks, axis)
         _divide(node, ranks)
         if getattr(node.target, "_opname", "") in RESIZING:
             node.update_arg(1, list(expected[0]))
@@ -97,22 +99,46 @@ def _divide(node: fx.Node, ranks: int) -> None:
             node.update_kwarg(name, count // ranks)
 
 
-def _substitute(node: fx.Node, ranks: int) -> None:
+def _substitute(node: fx.Node, ranks: int, axis: str) -> None:
     strategy = node.meta.get("strategy")
     local = strategy.local_op if strategy is not None else ""
     if not local:
         return
     args, kwargs = node.args, node.kwargs
+    if local == LOSS_SHARE:
+        _weigh(node, ranks, axis)
+        return
     ops = torch.ops.autopar
     if local == "vocab_embedding":
         padding = args[2] if len(args) > 2 else kwargs.get("padding_idx", -1)
-        node.args = (args[0], args[1], padding, ranks, "tp")
+        node.args = (args[0], args[1], padding, ranks, axis)
+    elif local == ATTENTION_ROWS:
+        given = _given(node)
+        tensors = (given["query"], given["key"], given["value"])
+        grouped = bool(given.get("enable_gqa"))
+        node.args = rows_arguments(*tensors, given.get("scale"), grouped, ranks, axis)
     elif local in EXPERTS:
-        node.args = own_arguments(args, ranks, "tp")
+        node.args = own_arguments(args, ranks, axis)
     else:
         ignore = args[4] if len(args) > 4 else kwargs.get("ignore_index", -100)
         smoothing = args[5:6] or (kwargs.get("label_smoothing", 0.0),)
         smoothing = () if local == "token_cross_entropy" else smoothing
-        node.args = (args[0], args[1], ignore, *smoothing, ranks, "tp")
+        node.args = (args[0], args[1], ignore, *smoothing, ranks, axis)
     node.target = getattr(ops, local).default
     node.kwargs = {}
+
+
+def _given(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a call by name."""
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    return {a.name: v for a, v in zip(arguments, node.args, strict=False)} | dict(node.kwargs)
+
+
+def _weigh(node: fx.Node, ranks: int, axis: str) -> None:
+    """A mean over this rank's targets becomes its part of the mean over all ranks'."""
+    given = _given(node)
+    args = (node, given["target"], given.get("ignore_index", -100), ranks, axis)
+    with node.graph.inserting_after(node):
+        part = node.graph.call_function(torch.ops.autopar.loss_share.default, args)
+    part.meta = {k: v for k, v in node.meta.items() if k not in ("strategy", "flops")}
+    node.replace_all_uses_with(part, delete_user_cb=lambda user: user is not part)

@@ -30,8 +30,8 @@ class OwnRandom:
         return parts
 
 
-def own_random(graph: fx.GraphModule) -> None:
-    """Edit a localised block graph in place."""
+def own_random(graph: fx.GraphModule, axis: str = "tp") -> None:
+    """Edit a block graph that is localised on `axis` in place."""
     for node in list(graph.graph.nodes):
         placement: Placement | None = node.meta.get("placement")
         if node.op != "call_function" or not draws(node):
@@ -40,16 +40,16 @@ def own_random(graph: fx.GraphModule) -> None:
             continue
         source = node.all_input_nodes[0]
         with graph.graph.inserting_before(node):
-            before = _mark(graph.graph, "own_random", source)
+            before = _mark(graph.graph, "own_random", source, axis)
         node.replace_input_with(source, before)
         with graph.graph.inserting_after(node):
-            after = _mark(graph.graph, "same_random", node)
+            after = _mark(graph.graph, "same_random", node, axis)
         node.replace_all_uses_with(after, delete_user_cb=lambda user, own=after: user is not own)
     graph.recompile()
 
 
-def _mark(graph: fx.Graph, op: str, source: fx.Node) -> fx.Node:
-    made = graph.call_function(getattr(torch.ops.autopar, op).default, (source, "tp"))
+def _mark(graph: fx.Graph, op: str, source: fx.Node, axis: str) -> fx.Node:
+    made = graph.call_function(getattr(torch.ops.autopar, op).default, (source, axis))
     kept = ("val", "placement", "requires_grad", "nn_module_stack", "global_shape")
     made.meta = {key: source.meta[key] for key in kept if key in source.meta}
     return made

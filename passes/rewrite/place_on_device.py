@@ -1,4 +1,4 @@
-"""Bind a stage's graphs to a device and to the process groups of the axes tp and dp.
+"""Bind a stage's graphs to a device and to the process groups of the axes tp, cp and dp.
 
 arange(8192, device=meta)             ->   arange(8192, device=cuda:0)
 autopar.all_reduce(h, 'tp')           ->   autopar.all_reduce(h, '5')

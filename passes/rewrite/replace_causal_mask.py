@@ -3,13 +3,15 @@
     sdpa(q, k, v, mask)   ->   sdpa(q, k, v, is_causal=True)
 
 Captured models build their mask from positions. It is computed here for the planned sequence and
-compared with the causal one element by element, so a window, a prefix or packing is never taken for
+compared with the causal one element by element (a long one by the interval of keys that each query
+may read), so a window, a prefix or packing is never taken for
 causal. Fused causal attention does half the work and needs no mask in memory.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -18,11 +20,12 @@ from torch import fx
 from autopar.op_call import Bindings
 from autopar.parts import Parts
 from autopar.passes.analysis.aliases import ancestors
+from autopar.passes.analysis.mask_intervals import mask_intervals
 from autopar.passes.rewrite.simplify import drop_unused
 from autopar.passes.rewrite.specialize import cut
 from autopar.program import Program
 
-# Beyond this many elements the comparison would take seconds: the mask stays.
+# Beyond this many elements the comparison would take seconds; it is one of intervals then.
 LARGEST = 2**28
 
 
@@ -58,14 +61,19 @@ def is_causal(program: Program, mask: fx.Node, sizes: dict[str, int]) -> bool:
         program.symbols, {**sizes, "batch": 1 if "batch" in program.symbols else sizes["batch"]}
     )
     shape = bindings.shape(mask.meta["val"])
-    if len(shape) < 2 or shape[-1] != shape[-2] or shape[-1] ** 2 * max(shape[0], 1) > LARGEST:
+    if len(shape) < 2 or shape[-1] != shape[-2]:
         return False
+    size = shape[-1]
     ordered = [n for n in program.graph.nodes if n in nodes]
     graph = cut(program, ordered, [], [mask], bindings)
     for node in graph.graph.nodes:
         if isinstance(node.kwargs.get("device"), torch.device):
             node.update_kwarg("device", torch.device("cpu"))
     graph.recompile()
+    if prod(shape) > LARGEST:
+        found = mask_intervals(graph)
+        rows = torch.arange(size)
+        return found is not None and not found.start.any() and bool((found.stop == rows + 1).all())
     with torch.no_grad():
         (value,) = graph()
     allowed = value if value.dtype is torch.bool else value == 0
@@ -73,7 +81,6 @@ def is_causal(program: Program, mask: fx.Node, sizes: dict[str, int]) -> bool:
         (value[~allowed] > torch.finfo(value.dtype).min / 2).any()
     ):
         return False
-    size = shape[-1]
     return bool((allowed == torch.ones(size, size, dtype=torch.bool).tril()).all())
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from autopar.api import COMPUTE, default_precision
+from autopar.axis import Axis
 from autopar.cluster import Cluster
 from autopar.models import ModelSource
-from autopar.passes.analysis.block_problem import Axis
 from autopar.passes.analysis.recompute_frontier import recompute_frontier
 from autopar.passes.capture import capture
 from autopar.placement import Placement
@@ -54,11 +54,12 @@ class Planner:
         tp, boundary = plan.mesh.tp, Placement.parse(plan.boundary)
         known = self._costs.items()
         costs = next(c for (n, b), c in known if n == plan.mesh.size and b in (None, plan.boundary))
+        costs = costs.over(plan.mesh.cp, tp)
         sets: dict[str, dict[str, tuple[str, ...]]] = {}
         for kind in plan.kinds:
             chosen = plan.placements.get(kind, {})
             graph, slots = costs.placed_graph(kind, tp, plan.microbatch, chosen, boundary)
-            found = recompute_frontier(graph, slots, Axis(tp, 1, costs.cluster))
+            found = recompute_frontier(graph, slots, Axis(tp, 1, costs.cluster, plan.mesh.cp))
             if found:
                 sets[kind] = {"set": found[max(corner, -len(found))].ops}
         kind_of = {block: kind for kind, blocks in plan.kinds.items() for block in blocks}

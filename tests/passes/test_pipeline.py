@@ -30,6 +30,7 @@ def test_order() -> None:
         "guard-empty-mean",
         "replace-causal-mask",
         "cut-blocks",
+        "split-sequence",
         "place",
         "insert-collectives",
         "localize-shapes",

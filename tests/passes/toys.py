@@ -9,11 +9,11 @@ import torch
 from torch import fx, nn
 
 import autopar.runtime.collectives  # noqa: F401 - registers the ops that the passes insert
+from autopar.axis import Axis
 from autopar.cluster import Cluster
 from autopar.mesh import Mesh
 from autopar.op_call import Bindings
 from autopar.parts import Parts, Slot
-from autopar.passes.analysis.block_problem import Axis
 from autopar.passes.analysis.blocks import Blocks, analyse_blocks
 from autopar.passes.capture import capture
 from autopar.passes.pass_manager import run_passes

@@ -37,6 +37,8 @@ _DRAWN_IN_PLACE_TEXT = """
 normal_ uniform_ bernoulli_ exponential_ log_normal_ geometric_ cauchy_ random_
 """
 
+_DRAWN_TEXT = "uniform normal_functional exponential random log_normal cauchy poisson"
+
 
 def unary(name: str, low: float = -2.0, high: float = 2.0) -> Case:
     return lambda draw: call(
@@ -172,6 +174,9 @@ POINTWISE: dict[str, Case] = {
         for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
     },
     **{name: drawn(name) for name in ("bernoulli", "rand_like", "randn_like", "rrelu")},
+    **{name: drawn(name) for name in _DRAWN_TEXT.split()},
+    "normal": lambda draw: call(aten.normal.Tensor_float, real(*shape(draw, 0), grad=False), 2.0),
+    "geometric": lambda draw: call(aten.geometric.default, real(*shape(draw, 0), grad=False), 0.3),
     "randint_like": lambda draw: call(
         aten.randint_like.default, real(*shape(draw, 0), grad=False), 9
     ),

@@ -7,7 +7,12 @@ from typing import Any
 import torch.distributed as dist
 
 from autopar.mesh import Mesh
-from autopar.runtime.link_rates import KINDS, collective_samples, level_groups
+from autopar.runtime.link_rates import (
+    KINDS,
+    collective_samples,
+    level_groups,
+    measured_slowdown,
+)
 from autopar.runtime.ranks import Ranks
 from tests.warm_ranks import run_on_ranks
 
@@ -38,3 +43,12 @@ def test_groups_have_their_stride() -> None:
     assert [f[2, 1] for f in found] == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert [f[2, 2] for f in found] == [[0, 2], [1, 3], [0, 2], [1, 3]]
     assert [f[4, 1] for f in found] == [[0, 1, 2, 3]] * 4
+
+
+def slowdown_on_two() -> float:
+    return measured_slowdown(Ranks.create(Mesh(dp=2)), rounds=3)
+
+
+def test_what_is_hidden_costs_a_part_of_its_time() -> None:
+    found = run_on_ranks(slowdown_on_two, 2, timeout_seconds=120)
+    assert found[0] == found[1] and 0.0 <= found[0] <= 1.0

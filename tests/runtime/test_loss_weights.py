@@ -7,7 +7,7 @@ import torch
 
 from autopar.errors import PlanError
 from autopar.mesh import Mesh
-from autopar.runtime.loss_weights import count_targets, loss_weights, weighted
+from autopar.runtime.loss_weights import count_targets, loss_weights, uneven, weighted
 from tests.runtime.toy import IGNORED, make_batch, make_plan, make_stages
 
 
@@ -53,3 +53,12 @@ def test_a_mean_over_nothing_counts_nothing(dtype: torch.dtype) -> None:
     assert result.dtype == torch.float32
     assert logits.grad is not None
     assert not logits.grad.any()
+
+
+def test_parts_that_count_unequally_are_told() -> None:
+    assert uneven([7.0, 7.0], 28.0, 2, 2) is None
+    assert uneven([], 28.0, 2, 2) is None  # another stage counts
+    error = uneven([7.0, 6.0], 28.0, 2, 2)
+    assert error is not None and "7, 6 of 28" in error.message
+    # Equal on this rank, less than its part of all.
+    assert uneven([6.0, 6.0], 28.0, 2, 2) is not None

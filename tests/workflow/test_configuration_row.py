@@ -108,3 +108,30 @@ def test_interleaved_and_fsdp():
                             "precision": "bf16 amp", "mbs": "2"}).configuration  # fmt: skip
     assert (alone.zero, alone.precision, alone.mesh.dp) == (3, "bf16-reduce", 16)
     assert alone.practice.overlap_gathers
+
+
+def test_what_stages_pass_on():
+    """A part for each rank of tp, unless sequence parallelism has split the values before."""
+    assert read_row(ROW).configuration.practice.split_sends
+    assert not read_row(ROW | {"sp": "1"}).configuration.practice.split_sends
+    deepspeed = ROW | {"dp_mode": "Megatron-DeepSpeed", "zero": "1"}
+    kept = {"precision": "bf16 (fp32 grad accumulation, BF16 optimizer)"}
+    practice = read_row(deepspeed | kept).configuration.practice
+    assert practice.split_sends and practice.reduce_whole and not practice.block_seconds
+    assert not read_row(deepspeed).configuration.practice.reduce_whole
+    blocking = deepspeed | {"interconnect": "Omni-Path 4x100Gb per node"}
+    assert read_row(blocking).configuration.practice.block_seconds > 1e-3
+
+
+def test_trays_of_a_rack_are_no_nodes():
+    rack = ROW | {"gpu": "GB200", "gpu_mem_gb": "", "n_gpus": "128", "n_nodes": "32", "dp": "8"}
+    cluster = read_row(rack).configuration.cluster
+    assert (cluster.nodes, cluster.ranks_per_node) == (2, 64)
+
+
+def test_float16_where_there_is_no_bfloat16():
+    old = ROW | {"gpu": "V100", "gpu_mem_gb": "32"}
+    flops = read_row(old).configuration.cluster.device.flops
+    assert flops["bfloat16"] == flops["float16"] > flops["float32"]
+    flops = read_row(old | {"precision": "bf16"}).configuration.cluster.device.flops
+    assert flops["bfloat16"] == flops["float32"]

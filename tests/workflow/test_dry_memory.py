@@ -17,6 +17,7 @@ LAYOUTS = (
     (0, "dp=8,zero=3,microbatches=2,recompute=none"),
     (0, "dp=8,zero=3,microbatches=2,recompute=full"),
     (0, "tp=8,weights=split,microbatches=2,recompute=none"),
+    (0, "cp=2,dp=2,tp=2,zero=1,microbatch=1,weights=split,recompute=full"),
     (0, "pp=2,tp=2,dp=2,zero=1,microbatches=4,weights=split,recompute=none,schedule=1f1b"),
     (0, "pp=2,dp=4,zero=1,microbatches=2,recompute=none,schedule=1f1b"),
     (0, "pp=2,dp=4,zero=3,microbatches=2,recompute=full,schedule=1f1b"),

@@ -76,6 +76,18 @@ def test_an_unknown_device_has_its_best_rate_as_peak() -> None:
     assert copy == pytest.approx(op_time(0.0, 1e9, truth).seconds, rel=0.01)
 
 
+def test_a_host_that_runs_its_kernels_pays_for_both() -> None:
+    samples = [
+        Sample("matmul", "float32", (256, 256, 256), 2.0 * 256**3, 1e-3),
+        *(Sample("memory", "float32", (n,), n, 2e-6 + n / 1e10) for n in (1e5, 1e6)),
+        Sample("launch", "float32", (), 0.0, 9e-6),
+    ]
+    apart = fitted_device(samples, name="gpu", memory_bytes=1)
+    alone = fitted_device(samples, name="cpu", memory_bytes=1, is_host=True)
+    assert apart.kernel_seconds == pytest.approx(2e-6)
+    assert alone.kernel_seconds == pytest.approx(9e-6) == alone.launch_seconds
+
+
 def test_without_a_product_there_is_no_device() -> None:
     with pytest.raises(UsageError, match="no matmul was measured"):
         fitted_device([], name="x", memory_bytes=1)

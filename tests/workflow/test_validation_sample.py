@@ -31,10 +31,7 @@ def test_published_runs():
         for i, (row, p) in enumerate(zip(rows, predict_rows(rows), strict=True))
     ]
     reasons = [c.prediction.status for c in found if not c.prediction.expressible]
-    assert sorted(reasons) == [
-        "inexpressible: 8-bit or smaller products",
-        "inexpressible: mixture of experts",
-    ]
+    assert reasons == ["inexpressible: 8-bit or smaller products"] * 2
     known = [c for c in found if c.known_recompute]
     seconds, memory = time_errors(known), memory_errors(known)
     assert seconds.count >= 25 and memory.count >= 10
@@ -42,7 +39,7 @@ def test_published_runs():
         (c.row["source"], c.time_error) for c in known
     ]
     assert memory.median < MEDIAN_MEMORY and memory.largest < LARGEST_MEMORY
-    assert abs(seconds.bias) < MEDIAN_TIME
+    assert abs(seconds.bias) < 0.03
     wrong = [
         c for c in found if c.prediction.expressible and c.ran != (c.prediction.status == "fits")
     ]
@@ -52,11 +49,11 @@ def test_published_runs():
         [c.prediction.step_seconds / float(c.row["gbs"]) for c in sweep],
         [c.measured_seconds / float(c.row["gbs"]) for c in sweep],
     )
-    assert order > 0.4
+    assert order > 0.7
 
 
-MEDIAN_TIME, P90_TIME = 0.065, 0.18
-MEDIAN_MEMORY, LARGEST_MEMORY = 0.06, 0.15
+MEDIAN_TIME, P90_TIME = 0.045, 0.10
+MEDIAN_MEMORY, LARGEST_MEMORY = 0.04, 0.10
 
 
 def comparison(predicted: float, peak: float, status: str = "fits", **row: str):
@@ -87,6 +84,21 @@ def test_statistics():
     assert fit_counts(rows) == {
         (True, True): 2, (True, False): 1, (False, False): 1, (False, True): 0,
     }  # fmt: skip
+
+
+def test_rows_are_completed_from_their_sources():
+    from corrections import corrected, correction_counts
+
+    row = {
+        "source": "BigScience BLOOM prequel topology sweep",
+        "heads": "",
+        "notes": "section 'Final round comparison'; 02-23",
+    }
+    found = corrected(row)
+    assert (found["heads"], found["period"], row["heads"]) == ("64", "before 02-25", "")
+    other = {**row, "source": "Another sweep"}
+    assert corrected(other) == other
+    assert sum(count for _, count in correction_counts([row, other])) == 2
 
 
 def test_the_document_has_every_part():

@@ -3,7 +3,7 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-  const TERM = { compute: "blue", recompute: "amber", tp_comm: "purple", dp_comm: "pink", pp_comm: "orange",
+  const TERM = { compute: "blue", recompute: "amber", tp_comm: "purple", cp_comm: "teal", dp_comm: "pink", pp_comm: "orange",
     bubble: "grey", optimizer: "green" };
   const MEMORY = { parameters: "blue", gradients: "teal", optimizer: "purple", activations: "amber", buffers: "grey" };
   const KIND = { forward: "blue", recompute: "amber", backward: "teal" };

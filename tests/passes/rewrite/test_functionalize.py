@@ -114,3 +114,30 @@ def test_a_write_with_named_arguments_and_a_running_mean() -> None:
     module.recompile()
     x, mean = torch.randn(2), torch.tensor(3.0)
     torch.testing.assert_close(module(x, mean), follows(x, mean.clone()))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: x.new_empty((4, 1)).bernoulli_(0.5),
+        lambda x: x.new_empty((4, 1)).bernoulli_(),
+        lambda x: torch.zeros(4, 3).uniform_(1, 2),
+        lambda x: torch.zeros(4, 3).normal_(2, 3),
+        lambda x: torch.zeros(4, 3).exponential_(),
+        lambda x: torch.zeros(4, 3).random_(9),
+        lambda x: torch.zeros(4, 3)[:, 1:].uniform_().sum(1, keepdim=True),
+    ],
+)
+def test_draws_in_place_are_values_with_the_same_numbers(draw: Function) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * draw(x)
+
+    x = torch.randn(4, 3)
+    module = traced(function, x)
+    functionalize(module.graph, [])
+    module.recompile()
+    assert not [n for n in module.graph.nodes if written(n)]
+    torch.manual_seed(3)
+    expected = function(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(module(x), expected)

@@ -37,7 +37,38 @@ def test_values_and_gradients_are_the_models() -> None:
     torch.testing.assert_close(got, wanted)
 
 
-def test_what_comes_out_of_the_region_needs_no_gradient() -> None:
+def test_what_stood_in_the_region_needs_no_gradient() -> None:
     program = capture(Target(), {"x": torch.ones(4, 4)})
+    inside = [n for n in program.graph.nodes if "tanh" in str(n.target) or "max" in str(n.target)]
+    assert inside and not any(n.meta["requires_grad"] for n in inside)
     detached = [n for n in program.graph.nodes if "detach" in str(n.target)]
-    assert detached and not any(n.meta["requires_grad"] for n in detached)
+    assert detached and all(n.args[0].meta["requires_grad"] for n in detached)
+
+
+class Regions(nn.Module):
+    """A region with gradient inside one without, and one that hands its operand on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.inner(x)
+        with torch.no_grad():
+            same = hidden
+            scale = hidden.tanh()
+            with torch.enable_grad():
+                scale = scale * self.weight
+        return (same * scale).sum()
+
+
+def test_regions_in_regions() -> None:
+    model, x = Regions(), torch.randn(4, 4)
+    program = capture(model, {"x": x})
+    values = {**dict(model.named_parameters()), "x": x}
+    (loss,) = program.graph_module(*(values[i.target] for i in program.inputs))
+    parameters = list(model.parameters())
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, parameters), torch.autograd.grad(model(x), parameters)
+    )

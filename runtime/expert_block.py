@@ -1,0 +1,153 @@
+"""The graph of a block with experts as it runs: choices are handed out to be counted, and become
+slots where experts were moved.
+
+    getitem_1 = topk[1]                            getitem_1 = topk[1]
+    experts = own_experts(hidden, getitem_1, …)    slots = slot_of_0[getitem_1]
+    return (add,)                                  experts = own_experts(hidden, slots, …)
+                                                   return (add, getitem_1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.experts import EXPERTS
+from autopar.runtime.expert_load import LayerExperts
+from autopar.stage_program import BlockProgram, Rerun
+
+Tensor = torch.Tensor
+# Places of operands in every form of the op, see `autopar.experts.operands`.
+_INDEX, _WEIGHTS, _COUNT, _OWN_RANKS = 1, slice(3, 9), 9, 12
+
+
+@dataclass(frozen=True)
+class ExpertBlock:
+    """`graph` returns one index per layer with experts behind the results of the block's."""
+
+    graph: fx.GraphModule
+    rerun: Rerun | None
+    layers: tuple[LayerExperts, ...]
+
+    @staticmethod
+    def of(block: BlockProgram) -> ExpertBlock:
+        """A block without experts keeps its graph."""
+        layers = tuple(_layer(node, block, place) for place, node in enumerate(_calls(block)))
+        return _built(block, layers, {})
+
+    def placed(self, block: BlockProgram, device: torch.device) -> ExpertBlock:
+        """The graph for the present `order` of each layer."""
+        slots = {}
+        for place, layer in enumerate(self.layers):
+            if layer.order:
+                order = torch.tensor(layer.order, device=device)
+                slots[place] = torch.empty_like(order)
+                slots[place][order] = torch.arange(len(order), device=device)
+        return _built(block, self.layers, slots)
+
+    def count(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Take the indices off the outputs of `graph`, and add them to the layers' counts."""
+        if not self.layers:
+            return outputs
+        results = len(outputs) - len(self.layers)
+        for layer, index in zip(self.layers, outputs[results:], strict=True):
+            layer.add(index)
+        return outputs[:results]
+
+
+def _calls(block: BlockProgram) -> list[fx.Node]:
+    return [node for node in block.graph.graph.nodes if _is_experts(node)]
+
+
+def _is_experts(node: fx.Node) -> bool:
+    target: Any = node.target
+    return (
+        node.op == "call_function"
+        and getattr(target, "namespace", "") == "autopar"
+        and target._opname in EXPERTS
+    )
+
+
+def _layer(node: fx.Node, block: BlockProgram, place: int) -> LayerExperts:
+    strategy = node.meta.get("strategy")
+    split = bool(strategy is not None and strategy.operands[_INDEX].is_shard)
+    target: Any = node.target
+    arguments: tuple[Any, ...] = node.args
+    ranks = 1 if target._opname == "experts" else int(arguments[_OWN_RANKS])
+    sources = [_parameter(a, block) for a in arguments[_WEIGHTS] if a is not None]
+    names = {source.rpartition(".")[0] for source, _ in sources if source}
+    alone = all(source and alone for source, alone in sources)
+    # The module of the experts, or the block when it is no single one.
+    name = names.pop() if len(names) == 1 else f"{block.name}.{place}" if place else block.name
+    parameters = tuple(source for source, _ in sources) if alone else ()
+    return LayerExperts(name, int(arguments[_COUNT]), split, ranks, parameters)
+
+
+def _parameter(source: Any, block: BlockProgram) -> tuple[str, bool]:
+    """The parameter that an operand comes from, '' for none; whether no other op reads it."""
+    alone = True
+    while isinstance(source, fx.Node):
+        alone = alone and len(source.users) == 1
+        if source.op == "placeholder":
+            break
+        inputs = source.all_input_nodes
+        source = inputs[0] if len(inputs) == 1 else None
+    placeholders = list(block.graph.graph.find_nodes(op="placeholder"))[: len(block.parameters)]
+    if source not in placeholders:
+        return "", False
+    return block.parameters[placeholders.index(source)], alone
+
+
+def _built(
+    block: BlockProgram, layers: Sequence[LayerExperts], slots: dict[int, Tensor]
+) -> ExpertBlock:
+    """`slots[place]`: slot by expert of the layer at that place."""
+    if not layers:
+        return ExpertBlock(block.graph, block.rerun, ())
+    calls = _calls(block)
+    rerun = block.rerun
+    root = {
+        str(node.target): attrgetter(str(node.target))(block.graph)
+        for node in block.graph.graph.find_nodes(op="get_attr")
+    }
+    made = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    for node in block.graph.graph.nodes:
+        if node.op == "output":
+            results = fx.map_arg(node.args[0], values.__getitem__)
+            made.output((*results, *(values[_index(call)] for call in calls)))
+            continue
+        # With its name, by which a part of the block is chosen to run again.
+        values[node] = made.node_copy(node, values.__getitem__)
+        assert values[node].name == node.name
+    for place, slot_of in slots.items():
+        name = f"slot_of_{place}"
+        root[name] = slot_of
+        call = values[calls[place]]
+        with made.inserting_before(call):
+            table = made.get_attr(name)
+            index = made.call_function(
+                torch.ops.aten.index.Tensor, (table, [values[_index(calls[place])]])
+            )
+        call.update_arg(_INDEX, index)
+        rerun = _with_slots(rerun, call.name, index.name)
+    return ExpertBlock(fx.GraphModule(root, made), rerun, tuple(layers))
+
+
+def _index(call: fx.Node) -> fx.Node:
+    index = call.args[_INDEX]
+    assert isinstance(index, fx.Node)
+    return index
+
+
+def _with_slots(rerun: Rerun | None, call: str, slots: str) -> Rerun | None:
+    """What runs the experts again needs their slots again, right before."""
+    if rerun is None or call not in rerun.ops:
+        return rerun
+    at = rerun.ops.index(call)
+    return replace(rerun, ops=(*rerun.ops[:at], slots, *rerun.ops[at:]))

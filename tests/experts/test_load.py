@@ -1,0 +1,39 @@
+"""Numbers of a layer's load, by hand."""
+
+from __future__ import annotations
+
+from math import log
+
+import pytest
+
+from autopar.errors import UsageError
+from autopar.experts.load import LayerLoad, checked_load, read_layers
+
+
+def test_numbers_of_a_skewed_layer() -> None:
+    layer = LayerLoad((6, 0, 1, 1), 2)
+    assert layer.mean == 2
+    assert layer.busiest_expert == 0 and layer.expert_imbalance == 3
+    assert layer.of_ranks == (6, 2) and layer.rank_imbalance == 1.5
+    assert layer.idle == (1,)
+    expected = -(0.75 * log(0.75) + 0.25 * log(0.125)) / log(4)
+    assert layer.entropy == pytest.approx(expected)
+
+
+def test_even_and_empty_and_single() -> None:
+    assert LayerLoad((3, 3, 3)).entropy == pytest.approx(1)
+    assert LayerLoad((9, 0, 0)).entropy == 0
+    empty = LayerLoad((0, 0), 2)
+    assert (empty.entropy, empty.expert_imbalance, empty.rank_imbalance) == (1, 1, 1)
+    assert LayerLoad((5,)).entropy == 1
+
+
+def test_one_length_when_it_is_known() -> None:
+    assert checked_load({"a": [1, 2]}, 2) == {"a": (1, 2)}
+    with pytest.raises(UsageError, match="has 2 numbers, there are 3 experts"):
+        checked_load({"a": [1, 2]}, 3)
+
+
+def test_a_folder_is_no_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UsageError, match="can't be read"):
+        read_layers(tmp_path)
