@@ -2,6 +2,7 @@
 
     aten.to.dtype_layout(w, dtype=float32, device=meta)   ->   w       (it is float32 already)
     aten.to.device(x, meta, bfloat16)                     ->   aten.to.dtype(x, bfloat16)
+    aten.arange(4, device=cpu)                            ->   aten.arange(4, device=meta)
     aten._assert_tensor_metadata(y)                       ->
     aten.add_(h, y)                                       ->   aten.add(h, y)
     aten.histc(counts, 8, 0, 7)                           ->   of whole numbers: in float32
@@ -40,6 +41,9 @@ class Simplify:
             if _is_assertion(node):
                 graph.erase_node(node)
                 continue
+            if isinstance(node.kwargs.get("device"), torch.device):
+                # All values of a rank are on its one device, also those that a model makes on cpu.
+                node.update_kwarg("device", torch.device("meta"))
             same = _same_as_input(node)
             if same is not None:
                 node.replace_all_uses_with(same)

@@ -117,3 +117,14 @@ def test_a_repeated_run_changes_nothing() -> None:
     program = after(Toy())
     text = program.graph_module.code
     assert Simplify().run(Parts(program)).program.graph_module.code == text
+
+
+def test_what_a_model_makes_on_the_cpu_is_made_where_all_else_is() -> None:
+    class OwnTable(Toy):
+        def body(self, y: torch.Tensor) -> torch.Tensor:
+            table = 1.0 / torch.arange(1, 7, device="cpu").float()
+            return y * table.to(y.device)
+
+    program = after(OwnTable())
+    devices = {n.kwargs["device"] for n in program.graph.nodes if "device" in n.kwargs}
+    assert devices == {torch.device("meta")}
