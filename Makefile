@@ -78,6 +78,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/memory_of_layouts.py
 	$(BIN)/python benchmarks/memory_at_scale.py
 	$(BIN)/python benchmarks/step_order.py
+	$(BIN)/python benchmarks/assignment.py
 	$(BIN)/python benchmarks/search.py
 
 validate: $(READY)

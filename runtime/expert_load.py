@@ -7,8 +7,9 @@ backward is not counted twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -43,7 +44,7 @@ class LayerExperts:
             return
         if self.counts is None:
             self.counts = torch.zeros(self.experts, dtype=torch.int64, device=index.device)
-        flat = index.detach().reshape(-1)
+        flat = index.detach().reshape(-1).to(torch.int64)
         # Not `bincount`, which waits for the greatest number.
         self.counts.scatter_add_(0, flat, self.counts.new_ones(()).expand(flat.shape))
 
@@ -59,24 +60,39 @@ def summed_load(stages: Mapping[int, Sequence[LayerExperts]], ranks: Ranks) -> d
     own = [layer for layers in stages.values() for layer in layers]
     here = ranks.mesh.coordinates(ranks.rank)
     parts = [_counted(x, own_tokens=x.split or here["tp"] == 0, device=ranks.device) for x in own]
-    loads: dict[str, LayerLoad] = {}
+    rows: list[int] = []
     if parts:
         total = torch.cat(parts)
         for axis in ("tp", "cp", "dp"):
             if ranks.mesh.degree(axis) > 1:
                 dist.all_reduce(total, group=ranks.group(axis))
-        rows = iter(total.tolist())
-        for x in own:
-            own_rows = tuple(next(rows) for _ in range(x.experts))
-            loads[x.layer] = LayerLoad(own_rows, x.ranks, x.order)
-    found = {index: [(x.layer, loads[x.layer]) for x in stages[index]] for index in stages}
+        rows = total.tolist()
+    counted = iter(rows)
+    found = {
+        index: [
+            (x.layer, LayerLoad(tuple(islice(counted, x.experts)), x.ranks, x.order))
+            for x in layers
+        ]
+        for index, layers in stages.items()
+    }
     by_rank: list[dict[int, list[tuple[str, LayerLoad]]]] = [found]
     if ranks.mesh.pp > 1:
         leads = here["dp"] == here["cp"] == here["tp"] == 0
         by_rank = [{} for _ in range(ranks.mesh.size)]
         dist.all_gather_object(by_rank, found if leads else {}, group=ranks.control)
     by_stage = {index: layers for part in by_rank for index, layers in part.items()}
-    return {name: load for index in sorted(by_stage) for name, load in by_stage[index]}
+    return _by_name(item for index in sorted(by_stage) for item in by_stage[index])
+
+
+def _by_name(items: Iterable[tuple[str, LayerLoad]]) -> dict[str, LayerLoad]:
+    """A layer that the model calls several times is one."""
+    found: dict[str, LayerLoad] = {}
+    for name, load in items:
+        if name in found:
+            rows = zip(found[name].rows, load.rows, strict=True)
+            load = replace(load, rows=tuple(a + b for a, b in rows))
+        found[name] = load
+    return found
 
 
 def _counted(layer: LayerExperts, *, own_tokens: bool, device: torch.device) -> Tensor:

@@ -103,8 +103,11 @@ def _hot(name: str, layer: LayerLoad, hot: float) -> Finding | None:
     above = [e for e, rows in enumerate(layer.rows) if rows >= hot * layer.mean]
     advice = ["raise the weight of the auxiliary loss, or turn on the router's bias or noise"]
     if layer.ranks > 1:
-        advice.append(f"replicate {_few(above)} (autopar.assign_experts with replicas=)")
-    advice.append("a capacity factor would bound the time, and drop rows beyond it")
+        advice.append(
+            f"copies of {_few(above)} on several ranks (autopar.assign_experts plans them with "
+            "replicas=; a program runs one of each)"
+        )
+    advice.append("a capacity factor in the model: it bounds the time, and drops rows beyond it")
     share = max(layer.rows) / sum(layer.rows)
     what = (
         f"expert {layer.busiest_expert} gets {layer.expert_imbalance:.1f} times the mean, "
@@ -128,11 +131,13 @@ def _rank(name: str, layer: LayerLoad) -> Finding | None:
     least = max(mean, max(layer.rows))
     if least < loads[rank]:
         advice: tuple[str, ...] = (
-            f"other experts on it: autopar.assign_experts, down to {least / mean:.2f} times the "
-            "mean at best",
+            "other experts on it: program.rebalance with what autopar.assign_experts finds, down "
+            f"to {least / mean:.2f} times the mean at best",
         )
     else:
-        advice = ("its busiest expert alone is that much: replicate it, or split fewer ways",)
+        advice = (
+            "its busiest expert alone is that much: copies of it, or a split over fewer ranks",
+        )
     return Finding("hot-rank", name, what, advice)
 
 

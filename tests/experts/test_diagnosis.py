@@ -29,7 +29,7 @@ def test_a_hot_expert_and_what_helps() -> None:
     assert "expert 0 gets 2.8 times the mean, 70% of all rows" in found.what
     assert "auxiliary loss" in str(found) and "capacity factor" in str(found)
     # Copies help ranks; here the experts are not split.
-    assert "replicate" not in str(found)
+    assert "copies" not in str(found)
     assert kinds(layer, hot=3.0) == []
     assert kinds(LayerLoad((70, 10, 10, 10), 4)) == ["hot-expert", "hot-rank"]
 
@@ -44,7 +44,7 @@ def test_neighbours_that_another_assignment_parts() -> None:
 
 def test_one_expert_that_is_a_rank() -> None:
     (found,) = Routing({"moe": LayerLoad((15, 9), 2)}).findings()
-    assert found.kind == "hot-rank" and "replicate it" in found.advice[0]
+    assert found.kind == "hot-rank" and "copies of it" in found.advice[0]
 
 
 def test_experts_that_starve() -> None:

@@ -12,7 +12,8 @@ from torch import nn
 from autopar.plan_document import Plan
 from autopar.program import Program
 from autopar.runtime import collectives  # noqa: F401 - registers the ops
-from autopar.runtime.expert_load import LayerExperts
+from autopar.runtime.expert_load import LayerExperts, summed_load
+from autopar.runtime.ranks import Ranks
 from autopar.workflow.verification import build_real
 from tests.runtime.expert_plans import ROWS, batch, run_split
 
@@ -88,6 +89,10 @@ def test_data_parallel_ranks_and_microbatches_add_up() -> None:
     check("mixtral", 2, pins, "t", 1)
 
 
+def test_parts_of_sequences_add_up() -> None:
+    check("mixtral", 2, ["pp=1,dp=1,cp=2,tp=1"], "t", 1)
+
+
 def test_four_ranks() -> None:
     pins = [
         "pp=1,dp=2,tp=2,weights=split,zero=3,microbatches=2",
@@ -110,7 +115,17 @@ def test_without_values_nothing_is_counted() -> None:
     layer = LayerExperts("moe", 3, False, 1)
     layer.add(torch.empty(2, 2, dtype=torch.int64, device="meta"))
     assert layer.counts is None
-    layer.add(torch.tensor([[0, 2], [2, 2]]))
-    assert layer.counts is not None and layer.counts.tolist() == [1, 0, 3]
+    for kind in (torch.int64, torch.int32):
+        layer.add(torch.tensor([[0, 2], [2, 2]], dtype=kind))
+    assert layer.counts is not None and layer.counts.tolist() == [2, 0, 6]
     layer.reset()
     assert layer.counts is None
+
+
+def test_a_layer_that_is_called_twice_is_one(one_rank: Ranks) -> None:
+    called = [LayerExperts("moe", 3, False, 1) for _ in range(2)]
+    other = LayerExperts("other", 2, False, 1)
+    called[0].add(torch.tensor([[0, 2]]))
+    called[1].add(torch.tensor([[2, 2]]))
+    found = summed_load({0: called, 1: [other]}, one_rank)
+    assert {name: load.rows for name, load in found.items()} == {"moe": (1, 0, 3), "other": (0, 0)}
