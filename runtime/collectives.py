@@ -71,7 +71,8 @@ def _pad(x: Tensor, dim: int, ranks: int, group: str) -> Tensor:
 
 
 def _all_to_all(x: Tensor, dim_from: int, dim_to: int, ranks: int, group: str) -> Tensor:
-    outgoing = torch.stack(x.chunk(ranks, dim_to))
+    # Of channels-last parts the stack would be so too.
+    outgoing = torch.stack(x.chunk(ranks, dim_to)).contiguous()
     incoming = torch.empty_like(outgoing)
     dist.all_to_all_single(_wire(incoming), _wire(outgoing), group=resolve_group(group))
     return torch.cat(incoming.unbind(0), dim_from)

@@ -20,7 +20,7 @@ def test_a_training_loop_on_a_device_mesh_equals_one_device() -> None:
 
 def test_a_mesh_with_unknown_dims_is_refused_on_every_rank() -> None:
     errors = run_on_ranks(error_of, 2, (None, ("x",)), timeout_seconds=100)
-    assert all(e.startswith("UsageError") and "pp, dp and tp" in e for e in errors)
+    assert all(e.startswith("UsageError") and "pp, dp, cp and tp" in e for e in errors)
 
 
 def test_a_cluster_of_another_size_is_refused_on_every_rank() -> None:

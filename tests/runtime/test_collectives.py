@@ -87,6 +87,23 @@ def check_edges() -> int:
     return done
 
 
+def check_channels_last() -> bool:
+    """Each op that moves data, of [1, heads, q, k] as relative position biases make it."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD.group_name
+    whole = torch.arange(256, dtype=torch.float64).view(1, 8, 8, 4).permute(0, 3, 1, 2)
+    for name in ("all_gather", "reduce_scatter", "all_to_all"):
+        before, after = (Placement.parse(text.format(d=1, e=2)) for text in EDGES[name][:2])
+        local = piece(whole, before, before.kind == "P", rank, ranks)
+        local = local.contiguous(memory_format=torch.channels_last)
+        check(call(name, local, 1, 2, ranks, group), whole, after, after.kind == "P")
+    return True
+
+
+def test_channels_last_values_move() -> None:
+    assert all(run_on_ranks(check_channels_last, 2, timeout_seconds=90))
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_values_and_gradients(ranks: int) -> None:
     assert run_on_ranks(check_edges, ranks, timeout_seconds=90) == [len(CASES)] * ranks
