@@ -91,6 +91,7 @@ class BlockCost:
     partial: tuple[PartialRecompute, ...] = ()
     forward_cp: float = 0.0
     backward_cp: float = 0.0
+    can_end_stage: bool = True
 
     @property
     def tied_parameters(self) -> int:

@@ -39,8 +39,9 @@ class Columns:
 
     Per interval: `seconds` of one micro-batch without recomputation, `end` seconds once per step,
     bytes (`memory`), and whether it can be a stage (`legal`: the runtime's pipeline needs a
-    parameter on every one). `kept`: of `seconds` what each block adds wherever it is. `which`: of
-    each block its sort; `ways`: all ways to recompute a block of a sort.
+    parameter on every one, and sends no values without gradient beside others). `kept`: of
+    `seconds` what each block adds wherever it is. `which`: of each block its sort; `ways`: all ways
+    to recompute a block of a sort.
     """
 
     seconds: Floats
@@ -115,6 +116,10 @@ def _legal(chain: Chain, setting: Setting) -> NDArray[np.bool_]:
     some = np.arange(n + 1)[None, :] > np.arange(n)[:, None]
     if setting.mesh.pp == 1:
         return np.asarray(some)
+    ends = chain.ints(lambda b: int(b.can_end_stage)) > 0
+    ends[-1] = True
+    begins = np.concatenate([[True], ends[:-1]])
+    some &= begins[:, None] & np.concatenate([[False], ends])[None, :]
     return np.asarray(some & (interval_sum(chain.ints(lambda b: b.parameters)) > 0))
 
 

@@ -117,6 +117,7 @@ class ModelCosts:
         self.kinds: BlockKinds = BlockKinds(program, self.blocks, sizes, cluster)
         self.block_names = tuple(b.name for b in self.blocks.chain)
         self.holds_parameters = tuple(bool(b.parameters) for b in self.blocks.chain)
+        self.can_end_stages = self.blocks.can_end_stages()
         self.notes: dict[str, None] = {}
         self.unknown: dict[str, None] = {}
         self.tied = self.kinds.tied()
@@ -352,7 +353,10 @@ class ModelCosts:
         placements: Mapping[str, Mapping[str, str]] | None = None,
     ) -> ChainCost:
         """The cost of every block of the model from that of its kind."""
-        blocks = tuple(replace(by_kind[b.kind], name=b.name) for b in self.blocks.chain)
+        blocks = tuple(
+            replace(by_kind[b.kind], name=b.name, can_end_stage=can)
+            for b, can in zip(self.blocks.chain, self.can_end_stages, strict=True)
+        )
         return ChainCost(boundary, label, blocks, placements or {})
 
     def _note_heads(self, kinds: Mapping[str, Kind], tp: int) -> None:

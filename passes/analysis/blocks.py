@@ -12,7 +12,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
+import torch
 from torch import fx
 
 from autopar.errors import CaptureError
@@ -20,6 +22,7 @@ from autopar.marks import REPLICATE
 from autopar.passes.analysis.aliases import memory_roots, written
 from autopar.program import (
     Program,
+    is_differentiable,
     module_path,
     module_paths,
     outputs_of,
@@ -67,10 +70,32 @@ class Blocks:
         last = {n: i for i, b in enumerate(self.chain) for n in b.reads}
         return [n for i, b in enumerate(self.chain) for n in b.writes if last.get(n, -1) > i]
 
+    def can_end_stages(self) -> list[bool]:
+        """Of each block whether a pipeline stage can end with it: what passes on has a gradient, or
+        none of it has. The pipeline can't send both."""
+        last = {n: i for i, b in enumerate(self.chain) for n in b.reads}
+        # Values of both sorts that begin to pass, less those that end, behind each block.
+        change = [[0, 0] for _ in range(len(self.chain) + 1)]
+        for i, block in enumerate(self.chain):
+            for node in block.writes:
+                if last.get(node, -1) > i:
+                    sort = _has_gradient(node)
+                    change[i][sort] += 1
+                    change[last[node]][sort] -= 1
+        passing = [list(accumulate(c[sort] for c in change)) for sort in (0, 1)]
+        return [not (without and with_) for without, with_ in zip(*passing, strict=True)][:-1]
+
     def crossing(self, after: int) -> list[fx.Node]:
         """Values that pass from block `after` or earlier to later blocks, in graph order."""
         late = {id(n) for b in self.chain[after + 1 :] for n in b.reads}
         return [n for b in self.chain[: after + 1] for n in b.writes if id(n) in late]
+
+
+def _has_gradient(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    first = value[0] if isinstance(value, list | tuple) else value
+    differentiable = isinstance(first, torch.Tensor) and is_differentiable(first)
+    return differentiable and bool(node.meta.get("requires_grad", False))
 
 
 def analyse_blocks(program: Program) -> Blocks:

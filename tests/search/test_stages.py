@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from unittest import mock
 
@@ -19,7 +20,8 @@ from autopar.cost.fullest_moment import stage_memory
 from autopar.cost.setting import Practice, Setting
 from autopar.cost.step import block_times, extra_seconds, tied_seconds
 from autopar.mesh import Mesh
-from autopar.search import columns, stages
+from autopar.search import columns, interleaved, stages
+from autopar.search.chain import Chain
 
 
 def cluster(ranks: int) -> Cluster:
@@ -292,3 +294,24 @@ def test_tables_are_the_evaluation_of_every_interval(
         for a, b in itertools.combinations(range(len(blocks) + 1), 2):
             expected = stage_memory(blocks, a, b, (), stage, setting).total
             assert memory.peak(stage, a, b, ()) == expected
+
+
+def test_no_stage_ends_where_the_pipeline_can_not_send():
+    blocks = [block(i, (2, 3, 0, 10, 50, 10, 5, 5)) for i in range(6)]
+    assert plain_cuts(blocks, 1) == (0, 3, 6)
+    blocks[2] = replace(blocks[2], can_end_stage=False)
+    assert plain_cuts(blocks, 1) in ((0, 2, 6), (0, 4, 6))
+    for cut in plain_cuts([*blocks, *blocks], 2)[1:-1]:
+        assert cut not in (3, 9)
+
+
+def plain_cuts(blocks, chunks):
+    """The cuts of two pipeline ranks."""
+    schedule = "interleaved" if chunks > 1 else "1f1b"
+    setting = Setting(cluster(2), Mesh(2, 1, 1), 1, 4, schedule, chunks=chunks)
+    if chunks > 1:
+        found = interleaved.solve(Chain(blocks), setting, 10**9)
+    else:
+        found = stages.solve(columns.build(blocks, setting), 10**9)
+    assert found is not None
+    return found.cuts

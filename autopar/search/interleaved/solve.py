@@ -36,12 +36,14 @@ FIRST_FITTED, LARGEST_FITTED = 16, 1024
 
 
 def candidates(chain: Chain, setting: Setting, starts: Sequence[int] | None) -> Ints:
-    """[candidates, parts + 1]: the legal cuts of a setting, with a parameter in every part; given
+    """[candidates, parts + 1]: the legal cuts of a setting (see `Columns.legal`); given
     `starts`, at most those."""
     pp = setting.mesh.pp
     if starts is not None and len(starts) != pp * setting.chunks:
         return np.zeros((0, pp * setting.chunks + 1), np.int64)
     found = cuts(len(chain), pp, setting.chunks) if starts is None else given(starts, len(chain))
+    ends = chain.ints(lambda b: int(b.can_end_stage)) > 0
+    found = found[ends[found[:, 1:-1] - 1].all(axis=1)]
     if len(found):
         found = found[sums(chain.ints(lambda b: b.parameters), found).min(axis=1) > 0]
     for group in tie_groups(chain.blocks):
