@@ -10,6 +10,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch import nn
 # Functions of numpy.random that are no methods of its global generator.
 _UNBOUND = ("seed", "default_rng")
 _SEEDING = ("seed", "setstate", "set_state")
-Generators = dict[str, tuple[Any, Callable[[], str]]]
+# What a generator is called -> what tells its state.
+Generators = dict[str, Callable[[], str]]
 
 
 class PythonChance(RuntimeError):
@@ -38,14 +40,14 @@ def no_python_chance(model: nn.Module) -> Iterator[None]:
     a name that was imported before, or by a generator that the model holds, at the end."""
     seeded: list[str] = []
     held = _generators(model)
-    before = {name: state() for name, (_, state) in held.items()}
-    patched = [*_patch(random, random, seeded), *_patch(np.random, np.random, seeded)]
+    before = {name: state() for name, state in held.items()}
+    patched = [*_patch(random, seeded), *_patch(np.random, seeded)]
     try:
         yield
     finally:
         for module, name, function in patched:
             setattr(module, name, function)
-    for name, (_, state) in held.items():
+    for name, state in held.items():
         if state() != before[name] and name not in seeded:
             raise PythonChance(name)
 
@@ -53,28 +55,30 @@ def no_python_chance(model: nn.Module) -> Iterator[None]:
 def _generators(model: nn.Module) -> Generators:
     """The generators that can be looked at, by name: the two global ones and the model's own."""
     found: Generators = {
-        "random": (random, lambda: str(random.getstate())),
-        "numpy.random": (np.random, lambda: _digits(np.random.get_state())),
+        "random": lambda: str(random.getstate()),
+        "numpy.random": lambda: _digits(np.random.get_state()),
     }
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             label = f"the generator {f'{path}.{name}'.lstrip('.')!r}"
-            if isinstance(value, random.Random):
-                found[label] = value, lambda value=value: str(value.getstate())  # type: ignore[misc]
-            elif isinstance(value, np.random.Generator):
-                found[label] = value, lambda value=value: str(value.bit_generator.state)  # type: ignore[misc]
+            if isinstance(value, random.Random | np.random.Generator):
+                found[label] = partial(_state, value)
     return found
+
+
+def _state(generator: random.Random | np.random.Generator) -> str:
+    if isinstance(generator, random.Random):
+        return str(generator.getstate())
+    return str(generator.bit_generator.state)
 
 
 def _digits(state: Any) -> str:
     return " ".join(v.tobytes().hex() if isinstance(v, np.ndarray) else str(v) for v in state)
 
 
-def _patch(
-    module: ModuleType, owner: ModuleType, seeded: list[str]
-) -> list[tuple[ModuleType, str, Any]]:
+def _patch(module: ModuleType, seeded: list[str]) -> list[tuple[ModuleType, str, Any]]:
     """Exchange the functions of a module that draw; returns what they were."""
-    label = owner.__name__
+    label = module.__name__
     found = []
     for name in module.__all__:
         function = getattr(module, name)

@@ -118,8 +118,8 @@ class ExpertSlots:
             if layer.layer in assignment.layers:
                 holders = assignment.layers[layer.layer].holders
                 self._check(layer, holders, assignment.ranks)
-                ranked = sorted(range(layer.experts), key=lambda e, h=holders: (h[e][0], e))  # type: ignore[misc]
-                found[layer.layer] = tuple(ranked)
+                ranked = sorted((ranks[0], expert) for expert, ranks in enumerate(holders))
+                found[layer.layer] = tuple(expert for _, expert in ranked)
         return found
 
     def _check(self, layer: LayerExperts, holders: Sequence[Sequence[int]], ranks: int) -> None:

@@ -12,10 +12,10 @@ and values that were received early wait at the borders of chunks (`autopar.inte
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.block_cost import FULL, BlockCost
+from autopar.block_cost import BlockCost
 from autopar.cost.fullest_moment import StageMoments
 from autopar.cost.memory import StageMemory
 from autopar.cost.setting import Phase, Setting
@@ -38,18 +38,17 @@ class ChunkPhase:
 def chunked_memory(
     blocks: Sequence[BlockCost],
     chunks: Sequence[tuple[int, int]],
-    recompute: Collection[str] | Mapping[str, str],
+    labels: Mapping[str, str],
     phases: Iterable[ChunkPhase],
     waiting: int,
     setting: Setting,
 ) -> StageMemory:
     """Memory of a rank whose chunk i holds `blocks[start:stop]`, with (start, stop) = `chunks[i]`.
 
-    `recompute`: as for `stage_memory`. `phases`: the backwards of a step that may be the fullest;
-    `waiting`: values that lie received before a chunk.
+    `labels`: how blocks are recomputed, by name. `phases`: the backwards of a step that may be the
+    fullest; `waiting`: values that lie received before a chunk.
     """
-    labels = recompute if isinstance(recompute, Mapping) else dict.fromkeys(recompute, FULL)
-    held = [_moments(blocks, start, stop, labels, setting) for start, stop in chunks]
+    held = [StageMoments.of(blocks, start, stop, labels, setting) for start, stop in chunks]
     fixed = setting.practice.bucket_bytes
     early = waiting * max(m.received for m in held)
     known: dict[tuple[int, int, bool], StageMemory] = {}
@@ -67,16 +66,6 @@ def chunked_memory(
         whole = _sum([known[key], *others])
         found.append(replace(whole, buffers=whole.buffers + early - fixed * len(others)))
     return max(found, key=lambda memory: memory.total)
-
-
-def _moments(
-    blocks: Sequence[BlockCost], start: int, stop: int, labels: Mapping[str, str], setting: Setting
-) -> StageMoments:
-    mine = blocks[start:stop]
-    received = blocks[start - 1].boundary_bytes if start else 0
-    sent = blocks[stop - 1].boundary_bytes if stop < len(blocks) else 0
-    again = {b.name: b.option(labels[b.name]) for b in mine if b.name in labels}
-    return StageMoments(mine, again, received, sent, setting)
 
 
 def _meanwhile(chunk: StageMoments, live: int, before: bool, setting: Setting) -> StageMemory:

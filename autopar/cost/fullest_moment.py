@@ -101,12 +101,8 @@ def stage_memory(
     its `options`); `phases`: the backwards that may be the fullest, if not those of
     the stated schedule.
     """
-    mine = blocks[start:stop]
-    received = blocks[start - 1].boundary_bytes if start else 0
-    sent = blocks[stop - 1].boundary_bytes if stop < len(blocks) else 0
     labels = recompute if isinstance(recompute, Mapping) else dict.fromkeys(recompute, FULL)
-    again = {b.name: b.option(labels[b.name]) for b in mine if b.name in labels}
-    found = StageMoments(mine, again, received, sent, setting)
+    found = StageMoments.of(blocks, start, stop, labels, setting)
     options = [found.at(phase) for phase in phases or setting.phases(stage)]
     return max([*options, found.end()], key=lambda memory: memory.total)
 
@@ -146,6 +142,21 @@ class StageMoments:
         )
         self.made_behind = self._behind_each([made_bytes(b, setting) for b in blocks])
         self._fullest: dict[bool, _Moment] = {}
+
+    @staticmethod
+    def of(
+        blocks: Sequence[BlockCost],
+        start: int,
+        stop: int,
+        labels: Mapping[str, str],
+        setting: Setting,
+    ) -> StageMoments:
+        """Those of `blocks[start:stop]` of the chain; `labels`: how blocks are recomputed."""
+        mine = blocks[start:stop]
+        received = blocks[start - 1].boundary_bytes if start else 0
+        sent = blocks[stop - 1].boundary_bytes if stop < len(blocks) else 0
+        again = {b.name: b.option(labels[b.name]) for b in mine if b.name in labels}
+        return StageMoments(mine, again, received, sent, setting)
 
     @staticmethod
     def _behind_each(values: Sequence[int]) -> list[int]:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.block_cost import BlockCost
+from autopar.block_cost import BlockCost, Tied
 from autopar.cluster import Device
 from autopar.cost.setting import Setting
 
@@ -100,6 +100,12 @@ def bucket_bytes(trainable: int, setting: Setting) -> int:
 def optimizer_bytes(trainable: int, setting: Setting) -> int:
     """The optimizer's states, in the storage type."""
     return setting.states * setting.shard(trainable) * setting.bytes.storage
+
+
+def state_bytes(held: BlockCost | Tied, setting: Setting) -> int:
+    """Parameters and optimizer states."""
+    states = optimizer_bytes(held.trainable, setting)
+    return parameter_bytes(held.parameters, setting) + states
 
 
 def scratch_bytes(trainable: int, setting: Setting) -> int:

@@ -19,7 +19,7 @@ from autopar.interleaving import round_size
 from autopar.search import interleaved
 from autopar.search.any_chunks import AnyChunks
 from autopar.search.chain import Chain, Ints
-from autopar.search.interleaved.times import ChunkTimes
+from autopar.search.interleaved.times import ChunkTimes, chunk_times
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,13 @@ def cut_seconds(
     """`bound` of an interleaved setting over its family of cuts, in seconds; `inf` where none of
     them can fit. Above `target` it need not be tight. `sums`: as for `bound`; `exact`: the prices
     are no lower bounds, so that what memory asks for can be told."""
-    times = _times(chain, AnyChunks(setting), sums)
+    times = (_sum_chunk_times if sums else chunk_times)(chain, AnyChunks(setting))
     return interleaved.family_bound(chain, setting, times, limit, target, exact=exact)
 
 
 @lru_cache(maxsize=2048)
-def _times(chain: Chain, key: AnyChunks, sums: bool) -> ChunkTimes:
-    of = _sum_times if sums else block_times
-    return ChunkTimes.of(chain, [of(b, key.setting) for b in chain.distinct], key.setting)
+def _sum_chunk_times(chain: Chain, key: AnyChunks) -> ChunkTimes:
+    return ChunkTimes.of(chain, [_sum_times(b, key.setting) for b in chain.distinct], key.setting)
 
 
 def _sum_times(block: BlockCost, setting: Setting) -> BlockTimes:
@@ -196,8 +195,6 @@ def _held_twice(chain: Chain, setting: Setting, gradients: bool) -> int:
 
 
 def _states(held: BlockCost | Tied, setting: Setting, gradients: bool) -> int:
-    return (
-        memory.parameter_bytes(held.parameters, setting)
-        + gradients * memory.gradient_bytes(held.trainable, setting)
-        + memory.optimizer_bytes(held.trainable, setting)
+    return memory.state_bytes(held, setting) + gradients * memory.gradient_bytes(
+        held.trainable, setting
     )

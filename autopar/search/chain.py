@@ -51,6 +51,13 @@ def running_max(values: Ints) -> Ints:
     return table
 
 
+def counts_before(which: Ints) -> Ints:
+    """[i, sort] -> how many of the first i blocks are of a sort; `which`: of each its sort."""
+    one_hot = which[:, None] == np.arange(int(which.max()) + 1)[None, :]
+    zero = np.zeros((1, one_hot.shape[1]), np.int64)
+    return np.asarray(np.concatenate([zero, np.cumsum(one_hot, axis=0)]))
+
+
 class Chain:
     """The blocks of a chain with the distinct prices among them, so that each is computed once."""
 

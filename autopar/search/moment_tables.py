@@ -86,12 +86,14 @@ class IntervalMoments:
     def of(self, *, first: bool) -> Moments:
         return self.first if first else self.later
 
-    def taken(self, take: Callable[[Ints], Ints]) -> IntervalMoments:
-        """Of some intervals; `take` picks theirs from the tables of all."""
+    def taken(self, take: Callable[[Ints], Ints], used: Collection[bool]) -> IntervalMoments:
+        """Of some intervals; `take` picks theirs from the tables of all. `used`: whether first
+        backwards, later ones, or both are asked for."""
         found = copy(self)
         for name in ("fixed", "flight", "gradients", "scratch"):
             setattr(found, name, take(getattr(self, name)))
-        found.first, found.later = self.first.taken(take), self.later.taken(take)
+        for first in used:
+            setattr(found, "first" if first else "later", self.of(first=first).taken(take))
         return found
 
 
@@ -133,7 +135,8 @@ class MomentTables:
 
     def taken(self, take: Callable[[Ints], Ints]) -> MomentTables:
         """Of some intervals, as `IntervalMoments.taken`."""
-        return replace(self, intervals=self.intervals.taken(take))
+        used = {phase.first for stage in self.phases for phase in stage}
+        return replace(self, intervals=self.intervals.taken(take, used))
 
     def needs(self, stage: int, limit: int, rows: slice = slice(None)) -> tuple[Ints, Ints]:
         """Bytes per micro-batch that recomputation has to free for `limit`, and those for each

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from autopar.block_cost import FULL
 from autopar.search import knapsack
 from autopar.search.band import Band
-from autopar.search.chain import Floats, Ints, interval_sum
+from autopar.search.chain import Floats, Ints, counts_before, interval_sum
 from autopar.search.columns import Columns, Way
 from autopar.search.knapsack_frontier import KnapsackFrontiers
 from autopar.search.moment_tables import NEVER
@@ -140,10 +140,7 @@ class _Search:
         memory = columns.memory
         self.full = {w.sort: w for w in columns.ways if w.label == FULL}
         self.whole = recompute == FULL
-        one_hot = columns.which[:, None] == np.array(columns.sorts)[None, :]
-        self.count_before = np.concatenate(
-            [np.zeros((1, one_hot.shape[1]), np.int64), np.cumsum(one_hot, axis=0)]
-        )
+        self.count_before = counts_before(columns.which)
         take = self.band
         seconds = take(columns.seconds)
         if self.whole:

@@ -67,13 +67,17 @@ class Blocks:
     @property
     def crossing_any(self) -> list[fx.Node]:
         """Values that pass from one block to a later one, in graph order."""
-        last = {n: i for i, b in enumerate(self.chain) for n in b.reads}
+        last = self._last_reads()
         return [n for i, b in enumerate(self.chain) for n in b.writes if last.get(n, -1) > i]
+
+    def _last_reads(self) -> dict[fx.Node, int]:
+        """The last block that reads a value of another one."""
+        return {n: i for i, b in enumerate(self.chain) for n in b.reads}
 
     def can_end_stages(self) -> list[bool]:
         """Of each block whether a pipeline stage can end with it: what passes on has a gradient, or
         none of it has. The pipeline can't send both."""
-        last = {n: i for i, b in enumerate(self.chain) for n in b.reads}
+        last = self._last_reads()
         # Values of both sorts that begin to pass, less those that end, behind each block.
         change = [[0, 0] for _ in range(len(self.chain) + 1)]
         for i, block in enumerate(self.chain):

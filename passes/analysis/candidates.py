@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -73,11 +73,15 @@ def ruled_calls(graph: fx.GraphModule) -> dict[str, RuledCall]:
 
 
 def candidates(
-    graph: fx.GraphModule, ranks: int, known: Mapping[str, RuledCall] | None = None
+    graph: fx.GraphModule,
+    ranks: int,
+    known: Mapping[str, RuledCall] | None = None,
+    legal_of: Callable[[OpCall, Rule | None], list[Strategy]] | None = None,
 ) -> Candidates:
     """Strategies of every op of a static graph; ops that no rule covers can only be replicated.
 
-    `known`: the `ruled_calls` of the graph, if the caller has them already.
+    `known`: the `ruled_calls` of the graph, if the caller has them already. `legal_of`: the
+    strategies of a call, if not all that its rule gives.
     """
     found = Candidates(ranks, {}, {}, {}, ())
     unknown: dict[str, None] = {}
@@ -85,7 +89,7 @@ def candidates(
         if rule is None and call.types and call.results:
             unknown[str(call.target)] = None
         found.calls[node] = call
-        legal = strategies(call, rule, ranks)
+        legal = legal_of(call, rule) if legal_of else strategies(call, rule, ranks)
         if replicated:
             legal = [s for s in legal if s.name.startswith("replicate")]
         found.strategies[node] = legal

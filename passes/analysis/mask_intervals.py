@@ -60,7 +60,8 @@ def _value(graph: fx.GraphModule, node: fx.Node, known: dict[fx.Node, Any]) -> A
         if any(isinstance(known[n], Intervals) for n in node.all_input_nodes):
             return None
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: known[n])
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        target: Any = node.target
+        return target(*args, **kwargs)
     name = str(getattr(node.target, "_opname", ""))
     operands: list[Any] = [known[a] if isinstance(a, fx.Node) else a for a in node.args[:2]]
     keys = int(node.meta["val"].shape[-1])
@@ -68,8 +69,8 @@ def _value(graph: fx.GraphModule, node: fx.Node, known: dict[fx.Node, Any]) -> A
         kept = isinstance(operands[0], Intervals) and node.meta["val"].dtype is torch.bool
         return operands[0] if kept else None
     if name in _AND:
-        both = [_as_intervals(o, node.meta["val"].shape) for o in operands]
-        return _common(*both) if None not in both else None  # type: ignore[arg-type]
+        one, other = (_as_intervals(o, node.meta["val"].shape) for o in operands)
+        return _common(one, other) if one is not None and other is not None else None
     if name in _TURNED and all(isinstance(o, Tensor) for o in operands):
         return _compared(name, operands[0], operands[1], keys)
     return None

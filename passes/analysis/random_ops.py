@@ -31,7 +31,7 @@ _APART = frozenset(
 def draws_apart(node: fx.Node) -> bool:
     """Whether a call draws a number of its own for each element of the result, so that samples
     do not depend on each other by it."""
-    return draws(node) and str(node.target._opname) in _APART  # type: ignore[union-attr]
+    return draws(node) and str(getattr(node.target, "_opname", "")) in _APART
 
 
 def draws(node: fx.Node) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from torch import fx
 
 from autopar.op_call import OpCall, Operand
-from autopar.passes.analysis.candidates import Candidates, RuledCall, ruled_calls
+from autopar.passes.analysis.candidates import Candidates, RuledCall, candidates
 from autopar.rules.attention import by_rows
 from autopar.rules.language import Rule
 from autopar.rules.strategy import Strategy, strategies
@@ -36,19 +36,7 @@ def sequence_candidates(
     `tp`: ranks over which heads are to be split as well: attention is split by heads over cp only
     where each of the `tp` ranks is left with whole ones.
     """
-    found = Candidates(ranks, {}, {}, {}, ())
-    unknown: dict[str, None] = {}
-    for node, (call, rule, replicated) in (known or ruled_calls(graph)).items():
-        if rule is None and call.types and call.results:
-            unknown[str(call.target)] = None
-        found.calls[node] = call
-        found.flops[node] = rule.flops if rule else 0.0
-        legal = _legal(call, rule, ranks, tp)
-        if replicated:
-            legal = [s for s in legal if s.name.startswith("replicate")]
-        found.strategies[node] = legal
-    found.unknown = tuple(unknown)
-    return found
+    return candidates(graph, ranks, known, lambda call, rule: _legal(call, rule, ranks, tp))
 
 
 def _legal(call: OpCall, rule: Rule | None, ranks: int, tp: int) -> list[Strategy]:

@@ -12,16 +12,32 @@ from autopar.api import COMPUTE, default_precision
 from autopar.axis import Axis
 from autopar.cluster import Cluster
 from autopar.models import ModelSource
+from autopar.op_call import OpCall
+from autopar.passes.analysis import candidates
 from autopar.passes.analysis.recompute_frontier import recompute_frontier
 from autopar.passes.capture import capture
 from autopar.placement import Placement
 from autopar.plan_document import Plan
+from autopar.rules.language import Rule
+from autopar.rules.strategy import Strategy
 from autopar.search.enumerate import search
 from autopar.search.options import SearchOptions, parse_pins
 from autopar.workflow.forced_pins import with_forced_pins
 from autopar.workflow.model_costs import ModelCosts, prepare
 from autopar.workflow.outcome import build_plan
 from autopar.workflow.verification import build_real
+
+
+def split_experts_only(factor: str) -> None:
+    """From here on, in this process, experts are split by `factor` or not at all."""
+    every = candidates.strategies
+
+    def only(op: OpCall, rule: Rule | None, ranks: int) -> list[Strategy]:
+        legal = every(op, rule, ranks)
+        wanted = [s for s in legal if s.name == f"shard {factor}"]
+        return legal[:1] + wanted if op.op_name == "experts" else legal
+
+    candidates.strategies = only  # type: ignore[attr-defined]
 
 
 class Planner:

@@ -8,6 +8,7 @@ import pytest
 from autopar.workflow.verification import Case, Verdict, verify_plans
 from tests.end_to_end.models import MODELS
 from tests.end_to_end.plans import Planner
+from tests.end_to_end.verdicts import assert_equal
 from tests.warm_ranks import run_on_forks, run_planner
 
 ARCHITECTURES = ("llama", "gpt2", "qwen3", "gemma2")
@@ -61,28 +62,17 @@ def _run(model: str, layouts: dict[int, dict[str, str]], steps: int = 0) -> dict
     return run_planner(_verdicts, f"{MODELS}:{model}", layouts, steps)
 
 
-def _check(verdicts: dict[str, Verdict]) -> None:
-    failed = [
-        f"{name}: {v.error or f'loss {v.loss_error:.2g}, {v.worst} {v.worst_error:.2g} ({v.plan})'}"
-        for name, v in verdicts.items()
-        if not v.equal
-    ]
-    assert not failed, "\n".join(failed)
-    for verdict in verdicts.values():
-        assert verdict.gradients and verdict.loss_error <= 1e-5 and verdict.worst_error <= 1e-5
-
-
 @pytest.mark.parametrize("model", ARCHITECTURES)
 def test_every_layout_equals_one_device(model: str) -> None:
     verdicts = _run(model, {2: TWO_RANKS, 4: FOUR_RANKS})
     assert len(verdicts) == 19
-    _check(verdicts)
+    assert_equal(verdicts)
 
 
 def test_ten_adamw_steps_stay_together() -> None:
     names = ("tp2 pp2", "dp2 tp2 zero3", "dp2 pp2 zero1")
     verdicts = _run("gpt2", {4: {n: FOUR_RANKS[n] for n in names}}, steps=10)
-    _check(verdicts)
+    assert_equal(verdicts)
     for verdict in verdicts.values():
         assert len(verdict.step_losses) == 10
         assert verdict.step_losses[-1] < verdict.step_losses[0]
@@ -91,8 +81,8 @@ def test_ten_adamw_steps_stay_together() -> None:
 
 def test_heads_that_tp_does_not_divide() -> None:
     """Three heads on two ranks: attention is not split by heads; the rest is, and it is equal."""
-    _check(_run("llama_three_heads", {2: {"tp2": TWO_RANKS["tp2"]}}))
+    assert_equal(_run("llama_three_heads", {2: {"tp2": TWO_RANKS["tp2"]}}))
 
 
 def test_grouped_heads_fewer_than_tp() -> None:
-    _check(_run("llama_grouped", {4: {"tp4": FOUR_RANKS["tp4"]}}))
+    assert_equal(_run("llama_grouped", {4: {"tp4": FOUR_RANKS["tp4"]}}))

@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
-from autopar.op_call import OpCall
-from autopar.passes.analysis import candidates
-from autopar.rules.language import Rule
-from autopar.rules.strategy import Strategy
 from autopar.workflow.verification import Case, Verdict, verify_plans
 from tests.end_to_end.expert_models import MODELS
-from tests.end_to_end.plans import Planner
+from tests.end_to_end.plans import Planner, split_experts_only
+from tests.end_to_end.verdicts import assert_equal
 from tests.warm_ranks import run_on_forks, run_planner
 
 TP = "pp=1,dp=1,weights=split"
@@ -28,14 +25,7 @@ Found = dict[str, tuple[Verdict, set[str]]]
 
 def _verdicts(text: str, layouts: dict[int, tuple[str, ...]], factor: str) -> Found:
     """In a planner: search with one way to split the experts alone, and run the plans."""
-    every = candidates.strategies
-
-    def only(op: OpCall, rule: Rule | None, ranks: int) -> list[Strategy]:
-        legal = every(op, rule, ranks)
-        wanted = [s for s in legal if s.name == f"shard {factor}"]
-        return legal[:1] + wanted if op.op_name == "experts" else legal
-
-    candidates.strategies = only  # type: ignore[attr-defined]
+    split_experts_only(factor)
     planner = Planner.of(text)
     found: Found = {}
     for nproc, pins in layouts.items():
@@ -56,14 +46,8 @@ def _verdicts(text: str, layouts: dict[int, tuple[str, ...]], factor: str) -> Fo
 
 def _check(model: str, layouts: dict[int, tuple[str, ...]], factor: str = "e") -> None:
     found = run_planner(_verdicts, f"{MODELS}:{model}", layouts, factor)
-    failed = [
-        f"{p}: {v.error or f'loss {v.loss_error:.2g}, {v.worst} {v.worst_error:.2g} ({v.plan})'}"
-        for p, (v, _) in found.items()
-        if not v.equal
-    ]
-    assert not failed, "\n".join(failed)
-    for pins, (verdict, chosen) in found.items():
-        assert verdict.gradients and verdict.loss_error <= 1e-5 and verdict.worst_error <= 1e-5
+    assert_equal({pins: verdict for pins, (verdict, _) in found.items()})
+    for pins, (_, chosen) in found.items():
         if "tp=1" not in pins:
             assert chosen == {f"shard {factor}"}, (pins, chosen)
 

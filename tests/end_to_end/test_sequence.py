@@ -15,6 +15,7 @@ from autopar.workflow import sequence_kinds
 from autopar.workflow.verification import Case, Verdict, verify_plans
 from tests.end_to_end import models, sequence_models
 from tests.end_to_end.plans import Planner
+from tests.end_to_end.verdicts import assert_equal
 from tests.warm_ranks import run_on_forks, run_planner
 
 Layouts = dict[int, dict[str, str]]
@@ -105,11 +106,4 @@ def _verdicts(text: str, layouts: Layouts, attention: str) -> dict[str, Verdict]
 def test_every_layout_equals_one_device(model: str, layouts: Layouts, attention: str) -> None:
     verdicts = run_planner(_verdicts, model, layouts, attention)
     assert len(verdicts) == sum(map(len, layouts.values()))
-    failed = [
-        f"{name}: {v.error or f'loss {v.loss_error:.2g}, {v.worst} {v.worst_error:.2g} ({v.plan})'}"
-        for name, v in verdicts.items()
-        if not v.equal
-    ]
-    assert not failed, "\n".join(failed)
-    for verdict in verdicts.values():
-        assert verdict.gradients and verdict.loss_error <= 1e-5 and verdict.worst_error <= 1e-5
+    assert_equal(verdicts)

@@ -7,13 +7,9 @@ from typing import Any
 
 import torch
 
-from autopar.op_call import OpCall
-from autopar.passes.analysis import candidates
-from autopar.rules.language import Rule
-from autopar.rules.strategy import Strategy
 from tests.end_to_end.expert_models import MODELS
 from tests.end_to_end.models import SEQUENCE, VOCABULARY
-from tests.end_to_end.plans import Planner
+from tests.end_to_end.plans import Planner, split_experts_only
 from tests.warm_ranks import run_on_forks, run_planner
 
 ROWS = 8
@@ -46,14 +42,7 @@ def _plan_and_run(
     factor: str,
     in_part: bool,
 ) -> list[Any]:
-    every = candidates.strategies
-
-    def only(op: OpCall, rule: Rule | None, ranks: int) -> list[Strategy]:
-        legal = every(op, rule, ranks)
-        wanted = [s for s in legal if s.name == f"shard {factor}"]
-        return legal[:1] + wanted if op.op_name == "experts" else legal
-
-    candidates.strategies = only  # type: ignore[attr-defined]
+    split_experts_only(factor)
     planner = Planner.of(text)
     plans = [planner.plan(nproc, p) for p in pins]
     if in_part:

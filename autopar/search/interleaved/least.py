@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.block_cost import BlockCost, Tied, tie_groups
+from autopar.block_cost import tie_groups
 from autopar.cost import memory
 from autopar.cost.block_moment import gathered_bytes, inside_bytes
 from autopar.cost.setting import Setting
@@ -22,13 +22,15 @@ class LeastBytes:
     """Lower bounds of one setting; all terms grow with the bytes of blocks."""
 
     def __init__(self, chain: Chain, setting: Setting) -> None:
-        self.pp, self.chunks = setting.mesh.pp, setting.chunks
-        self.phases = phases(self.pp, setting.microbatches, self.chunks)
+        self.pp = setting.mesh.pp
+        self.phases = phases(self.pp, setting.microbatches, setting.chunks)
         groups = tie_groups(chain.blocks)
-        self.states = chain.ints(lambda b: _states(b, setting))
+        self.states = chain.ints(lambda b: memory.state_bytes(b, setting))
         self.gradients = chain.ints(lambda b: memory.gradient_bytes(b.trainable, setting))
         # A part holds a tied parameter once, whether one or more of its blocks use it.
-        self.tied = [chain.tied(group, lambda t: _states(t, setting)) for group in groups]
+        self.tied = [
+            chain.tied(group, lambda t: memory.state_bytes(t, setting)) for group in groups
+        ]
         self.tied_gradients = [
             chain.tied(group, lambda t: memory.gradient_bytes(t.trainable, setting))
             for group in groups
@@ -50,10 +52,7 @@ class LeastBytes:
         most = np.zeros(len(edges), np.int64)
         for rank, found in enumerate(self.phases):
             mine = slice(rank, None, self.pp)
-            others = found.before & (found.chunk[:, None] != np.arange(self.chunks))
-            # A chunk that has had a backward has its gradients, also while it works.
-            ready = others | (found.before & ~found.first[:, None])
-            total = kept[:, mine] @ found.live.T + gradients[:, mine] @ ready.T
+            total = kept[:, mine] @ found.live.T + gradients[:, mine] @ found.before.T
             total = (total + working[:, mine][:, found.chunk]).max(axis=1)
             most = np.maximum(most, states[:, mine].sum(axis=1) + total)
         return most
@@ -66,9 +65,3 @@ class LeastBytes:
                 held = sums(same, edges)
                 found = found - held + np.where(held > 0, same[same > 0].min(), 0)
         return np.asarray(found)
-
-
-def _states(held: BlockCost | Tied, setting: Setting) -> int:
-    return memory.parameter_bytes(held.parameters, setting) + memory.optimizer_bytes(
-        held.trainable, setting
-    )

@@ -23,7 +23,7 @@ import numpy as np
 
 from autopar.cost.setting import Setting
 from autopar.interleaving import waiting
-from autopar.search.chain import NONE, Chain, Floats, Ints
+from autopar.search.chain import NONE, Chain, Floats, Ints, counts_before
 from autopar.search.interleaved.contents import Contents, distinct
 from autopar.search.interleaved.phases import phases
 from autopar.search.interleaved.recomputation import Recomputation, Step
@@ -63,10 +63,7 @@ class ChunkMemory:
         self.early = waiting(self.pp, setting.microbatches)
         self.practice = setting.practice
         self.orders = [self.recomputation.in_order(p.most) for p in self.phases]
-        one_hot = chain.which[:, None] == np.arange(len(chain.distinct))[None, :]
-        self.before = np.concatenate(
-            [np.zeros((1, one_hot.shape[1]), np.int64), np.cumsum(one_hot, axis=0)]
-        )
+        self.before = counts_before(chain.which)
         widest = max(
             (len(order) + 1) * len(p.chunk)
             for order, p in zip(self.orders, self.phases, strict=True)
@@ -268,16 +265,15 @@ class _Rank:
         totals = self.totals(gains, again)
         good = totals <= limit
         if self.memory.recomputation.full:
-            good[:, :-1] = False
+            fits = np.flatnonzero(good[:, -1])
+            steps = np.full(len(fits), self.all_steps)
+            return _RankFit(fits, totals[fits, -1], steps, np.zeros_like(fits), extra[fits, -1])
         fits = np.flatnonzero(good.any(axis=1))
         state = good[fits].argmax(axis=1)
         peaks = totals[fits, state]
         steps = np.array([0, *(n + 1 for n, _, _ in self.order)])[state]
         more = np.zeros(len(fits), np.int64)
         seconds = extra[fits, state]
-        if self.memory.recomputation.full:
-            steps = np.full(len(fits), self.all_steps)
-            return _RankFit(fits, peaks, steps, more, seconds)
         for number, (order, chunk, step) in enumerate(self.order):
             mine = np.flatnonzero(state == number + 1)
             if not len(mine):

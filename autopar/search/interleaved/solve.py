@@ -12,7 +12,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -20,13 +19,18 @@ import numpy as np
 from autopar.block_cost import FULL, tie_groups
 from autopar.cost.pipeline import seconds_of_many
 from autopar.cost.setting import Setting
-from autopar.cost.step import block_times
 from autopar.search.any_chunks import AnyChunks
 from autopar.search.chain import Chain, Floats, Ints
 from autopar.search.interleaved.cuts import cuts, given, on_one_rank
 from autopar.search.interleaved.least import LeastBytes
 from autopar.search.interleaved.memory import ChunkMemory
-from autopar.search.interleaved.times import ChunkTimes, forward_seconds, least_makespan, sums
+from autopar.search.interleaved.times import (
+    ChunkTimes,
+    chunk_times,
+    forward_seconds,
+    least_makespan,
+    sums,
+)
 from autopar.search.partition import GAP
 from autopar.search.stages import StageSolution
 
@@ -84,13 +88,6 @@ class _Fits:
     backward: Floats
 
 
-@lru_cache(maxsize=64)
-def _times(chain: Chain, key: AnyChunks) -> tuple[ChunkTimes, Floats]:
-    """Of a chain whose prices are no bounds; and the forward seconds of its blocks."""
-    times = [block_times(b, key.setting) for b in chain.distinct]
-    return ChunkTimes.of(chain, times, key.setting), forward_seconds(chain, key.setting)
-
-
 class _Search:
     """One inner search over candidate cuts."""
 
@@ -100,7 +97,8 @@ class _Search:
         self.setting, self.edges = setting, edges
         self.limit, self.recompute = limit, recompute
         self.pp, self.microbatches = setting.mesh.pp, setting.microbatches
-        self.times, self.forward = _times(chain, AnyChunks(setting))
+        self.times = chunk_times(chain, AnyChunks(setting))
+        self.forward = forward_seconds(chain, setting)
         self.memory = ChunkMemory(chain, setting, recompute)
         self.ends = self.times.ends(edges, self.pp)
         parts = self.times.parts(edges, full=recompute == "full")

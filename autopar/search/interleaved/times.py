@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.block_cost import tie_groups
 from autopar.cost.setting import Setting
-from autopar.cost.step import BlockTimes, dp_collectives, exposed_gather, tied_seconds
+from autopar.cost.step import BlockTimes, block_times, dp_collectives, exposed_gather, tied_seconds
+from autopar.search.any_chunks import AnyChunks
 from autopar.search.chain import Chain, Floats, Ints, Number
 
 
@@ -77,6 +79,13 @@ class ChunkTimes:
             count = over_ranks(sums(holds.astype(np.float64), edges), pp)
             by_rank += np.where((count > 0) & (count < holds.sum()), seconds, 0.0)
         return np.asarray(by_rank.max(axis=1))
+
+
+@lru_cache(maxsize=2048)
+def chunk_times(chain: Chain, key: AnyChunks) -> ChunkTimes:
+    """Those of a chain under a setting, whatever its number of chunks."""
+    times = [block_times(b, key.setting) for b in chain.distinct]
+    return ChunkTimes.of(chain, times, key.setting)
 
 
 def sums(values: NDArray[Number], edges: Ints) -> NDArray[Number]:

@@ -42,6 +42,36 @@ def test_values_cross_from_block_to_block() -> None:
     assert [n.name for n in found.chain[-1].writes] == ["cross_entropy_loss"]
 
 
+def test_no_stage_ends_where_values_with_and_without_gradient_pass_on() -> None:
+    class Mixed(nn.Module):
+        """The first block's frozen part is read again by the head."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen = nn.Linear(4, 4).requires_grad_(False)
+            self.first = nn.Linear(4, 4)
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            fixed = self.frozen(x)
+            y = self.first(fixed)
+            for index, layer in enumerate(self.layers):
+                y = layer(y)
+                if index == 1:
+                    y = y + fixed
+            return y.square().mean()
+
+    program = capture(Mixed(), {"x": torch.ones(4, 4)})
+    found = analyse_blocks(program)
+    mixed = []
+    for index in range(len(found.chain)):
+        kinds = {bool(n.meta["requires_grad"]) for n in found.crossing(index)}
+        mixed.append(len(kinds) > 1)
+    assert found.can_end_stages() == [not m for m in mixed]
+    assert any(mixed) and not all(mixed)
+    assert all(toys.blocks("llama").can_end_stages())
+
+
 def test_parameter_free_values_that_layers_read_are_shared() -> None:
     found = toys.blocks("llama")
     shared = set(found.shared)
