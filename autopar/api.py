@@ -37,8 +37,9 @@ from autopar.search.result import Choice
 from autopar.units import parse_bytes
 from autopar.workflow.activation_formula import activation_formula
 from autopar.workflow.forced_pins import with_forced_pins
-from autopar.workflow.model_costs import ModelCosts, prepare
+from autopar.workflow.model_costs import ModelCosts
 from autopar.workflow.outcome import Explanation, Outcome, build_plan
+from autopar.workflow.prepare import prepare
 from autopar.workflow.world import decide_on_first_rank, world_cluster, world_size
 
 if TYPE_CHECKING:
@@ -319,7 +320,7 @@ def build(
         error = found
     together(ranks, error)
     agree(ranks, f"{program.fingerprint()} {plan.decisions()}", weights_digest(model))
-    groups = {axis: ranks.group(axis).group_name for axis in ("dp", "cp", "tp")}
+    groups = ranks.group_names()
     for index in plan.stage_indexes(ranks.index("pp")):
         place_on_device(parts.stages[index], ranks.device, groups)
     return DistributedProgram(parts.stages, plan, ranks, model, seed=seed)

@@ -33,13 +33,30 @@ class PartialRecompute:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """Of a block's parameters, those of experts that ep splits: elements on one rank of ep and tp,
+    the trainable ones among them, and the shapes of these."""
+
+    parameters: int = 0
+    trainable: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Tied:
     """Parameters that the same blocks of a chain hold (an embedding and a head, say): elements on
-    one tp rank, and the trainable ones among them. `group`: a name that these blocks share."""
+    one tp rank, and the trainable ones among them. `group`: a name that these blocks share;
+    `shapes`: of the trainable ones."""
 
     group: str
     parameters: int
     trainable: int
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def experts(self) -> Experts:
+        """None: experts that several blocks hold are not split."""
+        return Experts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +80,9 @@ class BlockCost:
     `parameter_reduce_seconds`: end-of-step sum over tp of gradients of `R*` parameters. `tied`:
     those of `parameters` that other blocks of the chain hold too, by the blocks that do. `partial`:
     the sets of ops that the search may have run again, from fewer bytes freed to more. `*_cp`: the
-    part of `*_comm` between ranks that split the sequence.
+    part of `*_comm` between ranks that split the sequence, `*_ep` between replicas that split
+    experts. `experts`: those of `parameters` that ep splits. `shapes`: of the trainable parameters
+    on this tp rank; none where they are not known, as in a bound.
     """
 
     name: str
@@ -92,6 +111,10 @@ class BlockCost:
     forward_cp: float = 0.0
     backward_cp: float = 0.0
     can_end_stage: bool = True
+    shapes: tuple[tuple[int, ...], ...] = ()
+    forward_ep: float = 0.0
+    backward_ep: float = 0.0
+    experts: Experts = Experts()
 
     @property
     def tied_parameters(self) -> int:
@@ -131,6 +154,10 @@ class BlockCost:
     def seconds(self) -> float:
         """Forward and backward without recomputation."""
         return self.forward + self.backward
+
+
+# What can be asked for the bytes of its parameters, gradients and states.
+Held = BlockCost | Tied
 
 
 @dataclass(frozen=True)
@@ -205,3 +232,18 @@ class SequenceProvider(CostProvider, Protocol):
 
     def over(self, cp: int, tp: int) -> CostProvider:
         """The prices of the model on one of `cp` ranks, for `tp`."""
+
+
+@runtime_checkable
+class ExpertProvider(CostProvider, Protocol):
+    """A provider whose model has layers of experts that replicas can split; `experts`: the number
+    that their degree has to divide (1: there are none, for the reason `no_experts`)."""
+
+    @property
+    def experts(self) -> int: ...
+
+    @property
+    def no_experts(self) -> str: ...
+
+    def over(self, cp: int, tp: int, ep: int = 1) -> CostProvider:
+        """The prices of the model on one of `cp` ranks and of `ep` ranks, for `tp`."""

@@ -42,7 +42,10 @@ PrecisionOption = Annotated[
     str | None,
     typer.Option(help="fp32, bf16-mixed, bf16 or fp16 (default: bf16-mixed on GPUs, fp32 on CPUs)"),
 ]
-OptimizerOption = Annotated[str, typer.Option(help="adamw, sgd or sgd-momentum: how many states")]
+OptimizerOption = Annotated[
+    str,
+    typer.Option(help="adamw, adamw-8bit, adafactor, sgd or sgd-momentum: what states it keeps"),
+]
 
 
 @app.command()
@@ -204,7 +207,7 @@ def verify(
     seq: Annotated[int | None, typer.Option("--seq")] = None,
     global_batch: Annotated[int | None, typer.Option("--global-batch")] = None,
     memory_limit: MemoryOption = None,
-    steps: Annotated[int, typer.Option(help="AdamW steps after the first comparison")] = 0,
+    steps: Annotated[int, typer.Option(help="optimizer steps after the first comparison")] = 0,
     timeout: Annotated[float, typer.Option(help="seconds for the whole run")] = 300.0,
     json: JsonOption = False,
 ) -> None:

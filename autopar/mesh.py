@@ -9,6 +9,10 @@ AXES = ("pp", "dp", "cp", "tp")
 # Not an axis of its own: the ranks of dp and cp together, which hold the same tp slice of every
 # parameter, sum its gradient, and share it out under ZeRO.
 REPLICA = "replica"
+# Neighbours among the replicas, which share the experts of every layer among them; and the ranks
+# that hold the same experts, one of each such group.
+EP = "ep"
+EXPERT_REPLICA = "expert_replica"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +20,16 @@ class Mesh:
     """Degrees of the axes; `tp` is innermost (neighbouring ranks), `pp` outermost.
 
     rank = ((pp_index * dp + dp_index) * cp + cp_index) * tp + tp_index
+
+    `ep` is no axis beside the others: it divides the replicas (dp x cp) into groups of neighbours
+    that split the experts of every layer, while all else is replicated over them as before.
     """
 
     pp: int = 1
     dp: int = 1
     tp: int = 1
     cp: int = 1
+    ep: int = 1
 
     @property
     def size(self) -> int:
@@ -32,13 +40,27 @@ class Mesh:
         """Ranks that hold the same tp slice of the parameters of a stage."""
         return self.dp * self.cp
 
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same tp slice of the same experts of a stage."""
+        return self.replicas // self.ep
+
     def degree(self, axis: str) -> int:
-        return int(self.replicas if axis == REPLICA else getattr(self, axis))
+        """Ranks of a group of `axis`: one of `AXES`, or of the groups of replicas."""
+        derived = {REPLICA: self.replicas, EXPERT_REPLICA: self.expert_replicas}
+        return int(derived[axis] if axis in derived else getattr(self, axis))
 
     def stride(self, axis: str) -> int:
         """Distance in ranks between neighbours of a group of this axis."""
         inner = self.cp * self.tp
-        return {"tp": 1, "cp": self.tp, REPLICA: self.tp, "dp": inner, "pp": inner * self.dp}[axis]
+        strides = {"tp": 1, "cp": self.tp, "dp": inner, "pp": inner * self.dp}
+        strides |= {REPLICA: self.tp, EP: self.tp, EXPERT_REPLICA: self.tp * self.ep}
+        return strides[axis]
+
+    def replica(self, rank: int) -> int:
+        """The place of a rank among its replicas."""
+        here = self.coordinates(rank)
+        return here["dp"] * self.cp + here["cp"]
 
     def coordinates(self, rank: int) -> dict[str, int]:
         rest, tp = divmod(rank, self.tp)
@@ -52,7 +74,8 @@ class Mesh:
 
     def __str__(self) -> str:
         cp = f" cp{self.cp}" if self.cp > 1 else ""
-        return f"pp{self.pp} dp{self.dp}{cp} tp{self.tp}"
+        ep = f" ep{self.ep}" if self.ep > 1 else ""
+        return f"pp{self.pp} dp{self.dp}{cp} tp{self.tp}{ep}"
 
     def to_dict(self) -> dict[str, int]:
-        return {"pp": self.pp, "dp": self.dp, "tp": self.tp, "cp": self.cp, "ep": 1}
+        return {"pp": self.pp, "dp": self.dp, "tp": self.tp, "cp": self.cp, "ep": self.ep}

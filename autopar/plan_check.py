@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from autopar.errors import PlanError
-from autopar.plan_consistency import check_batch, check_schedule, check_stages
+from autopar.plan_consistency import (
+    check_batch,
+    check_expert_groups,
+    check_schedule,
+    check_stages,
+)
 from autopar.plan_document import Plan
 from autopar.program import Program
 
@@ -25,6 +30,7 @@ def check_plan(plan: Plan, program: Program, global_batch_size: int | None = Non
             next_step="pass the plan's global batch, or plan again",
         )
     check_batch(plan)
+    check_expert_groups(plan)
     if program.batch_stays_whole and plan.mesh.dp * plan.microbatches > 1:
         raise PlanError(
             f"dp {plan.mesh.dp} x microbatches {plan.microbatches}, but "

@@ -16,6 +16,7 @@ _RANKS = re.compile(r"^[\w-]+:(\d{1,9})(?:x(\d{1,9}))?$")
 def check_consistent(plan: Plan) -> None:
     """Raises `PlanError` naming the fields that contradict each other, and what would fit."""
     check_batch(plan)
+    check_expert_groups(plan)
     _check_ranks(plan)
     check_schedule(plan)
     check_stages(plan)
@@ -46,6 +47,17 @@ def check_batch(plan: Plan) -> None:
         raise PlanError(
             f"sizes.batch is {plan.sizes.get('batch')}, the microbatch is {plan.microbatch}",
             next_step="set both to the same number",
+        )
+
+
+def check_expert_groups(plan: Plan) -> None:
+    """Groups of ep are whole parts of the replicas."""
+    mesh = plan.mesh
+    if mesh.replicas % mesh.ep:
+        raise PlanError(
+            f"mesh.ep is {mesh.ep}, which does not divide the {mesh.replicas} replicas (dp "
+            f"{mesh.dp} x cp {mesh.cp})",
+            next_step="use an ep that divides dp x cp",
         )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.errors import PlanError
-from autopar.mesh import AXES, Mesh
+from autopar.mesh import AXES, EP, Mesh
 from autopar.plan_fields import (
     PLAN,
     Check,
@@ -32,7 +32,7 @@ from autopar.plan_predictions import predictions
 VERSION = 1
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 PRECISIONS = ("fp32", "bf16-mixed", "bf16", "fp16")
-OPTIMIZERS = ("adamw", "sgd", "sgd-momentum")
+OPTIMIZERS = ("adamw", "adamw-8bit", "adafactor", "sgd", "sgd-momentum")
 # Between blocks values are whole, or shards; never terms of a sum.
 BOUNDARY = re.compile(r"^(R|S\(\d{1,3}\))$")
 STORED = re.compile(r"^(R\*?|S\(\d{1,3}\))$")
@@ -118,8 +118,9 @@ class Plan:
         # An axis that splits nothing is not told.
         if not self.cp_placements:
             document.pop("cp_placements")
-        if self.mesh.cp == 1:
-            document["mesh"].pop("cp")
+        for axis in ("cp", EP):
+            if self.mesh.degree(axis) == 1:
+                document["mesh"].pop(axis)
         return {name: document[name] for name in dict.fromkeys(order) if name in document}
 
     def to_json(self) -> str:
@@ -184,13 +185,7 @@ def recompute_label(stages: Iterable[StagePlan]) -> str:
 
 
 def _mesh(name: str, value: Any) -> Mesh:
-    # Earlier plans told an axis that no plan uses.
-    degrees = members(name, value, {}, {**dict.fromkeys(AXES, whole), "ep": _unused})
-    return Mesh(**{axis: degree for axis, degree in degrees.items() if axis in AXES})
-
-
-def _unused(name: str, value: Any) -> int:
-    return int(one_of(name, value, (1,)))
+    return Mesh(**members(name, value, {}, dict.fromkeys((*AXES, EP), whole)))
 
 
 def _names(name: str, value: Any) -> tuple[str, ...]:

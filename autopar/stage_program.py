@@ -37,7 +37,8 @@ class ParameterSpec:
     `placement` is on the tp axis. With `R*` every tp rank holds the whole parameter and produces
     a term of its gradient: the runtime sums it over tp once, at the end of the step.
     `stages` names all pipeline stages that hold it (more than one when tied across stages: their
-    gradients are summed over those stages at the end of the step).
+    gradients are summed over those stages at the end of the step). `over_ep`: dim 0 counts the
+    experts of a layer, which the ranks of ep split before tp.
     """
 
     fqn: str
@@ -46,6 +47,7 @@ class ParameterSpec:
     placement: Placement
     requires_grad: bool = True
     stages: tuple[int, ...] = ()
+    over_ep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class Rerun:
 @dataclass(slots=True)
 class BlockProgram:
     """One block. `graph` takes, in order: parameters, buffers, inputs; returns a tuple: outputs.
-    `recompute`: all of it runs again in the backward; `rerun`: a part of it, or None."""
+    `recompute`: all of it runs again in the backward; `rerun`: a part of it, or None. `over_ep`:
+    those of `parameters` that hold experts and are split over ep."""
 
     name: str
     graph: fx.GraphModule
@@ -74,6 +77,7 @@ class BlockProgram:
     outputs: tuple[str, ...]
     recompute: bool = False
     rerun: Rerun | None = None
+    over_ep: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)

@@ -267,7 +267,7 @@ class Layers:
         from autopar.models import resolve_model
         from autopar.passes.capture import capture
         from autopar.search.options import parse_pins
-        from autopar.workflow.model_costs import prepare
+        from autopar.workflow.prepare import prepare
 
         cluster = Cluster.parse("a100-80:1x8").with_execution("compile")
         source = resolve_model("zoo:llama2-7b", sequence=2048, dtype=torch.bfloat16)

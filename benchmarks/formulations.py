@@ -29,7 +29,9 @@ from autopar.search import columns, stages
 from autopar.search.elimination import eliminate
 from autopar.search.placement_objective import TIE, evaluate
 from autopar.search.placement_program import Model
-from autopar.workflow.model_costs import ModelCosts, prepare
+from autopar.search.windows import Reach
+from autopar.workflow.model_costs import ModelCosts
+from autopar.workflow.prepare import prepare
 from search_chain import MadeUpChain
 
 PRICE = 1e-12
@@ -160,7 +162,9 @@ Option = tuple[int, int, int, float, float]  # stage, first block, end, seconds,
 
 def _options(tables: columns.Columns, memory: int) -> list[Option]:
     """Every stage and interval that fits, with its cheapest recomputation."""
-    search = stages._Search(tables, memory, "auto", None)
+    windows = Reach(tables, memory, tables.kept).below(math.inf)
+    assert windows is not None
+    search = stages._Search(tables, memory, "auto", None, windows)
     found = []
     for stage, row, column in zip(*np.nonzero(np.isfinite(search.table.seconds)), strict=True):
         cell = int(stage), int(row), int(column)
@@ -169,7 +173,8 @@ def _options(tables: columns.Columns, memory: int) -> list[Option]:
             seconds = search._plain(cell) + search._knapsack(cell)[0]
         if np.isfinite(seconds):
             end = float(search.table.end[cell])
-            found.append((cell[0], cell[1] + cell[0], cell[2] + cell[0] + 1, seconds, end))
+            first, last = (int(edge) for edge in search._interval(np.array(cell))[1:])
+            found.append((cell[0], first, last, seconds, end))
     return found
 
 

@@ -17,7 +17,7 @@ from autopar.cluster import Cluster
 from autopar.models import resolve_model
 from autopar.passes.capture import capture
 from autopar.workflow.dry_memory import dry_memory
-from autopar.workflow.model_costs import prepare
+from autopar.workflow.prepare import prepare
 from memory_table import HEADER, error, row, summary, terms_within
 from results import write_section
 

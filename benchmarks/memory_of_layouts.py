@@ -19,7 +19,7 @@ from autopar.cluster import Cluster  # noqa: E402
 from autopar.passes.capture import capture  # noqa: E402
 from autopar.program import Program  # noqa: E402
 from autopar.workflow.dry_memory import dry_memory  # noqa: E402
-from autopar.workflow.model_costs import prepare  # noqa: E402
+from autopar.workflow.prepare import prepare  # noqa: E402
 from memory_table import HEADER, error, row, summary, terms_within  # noqa: E402
 from results import write_section  # noqa: E402
 from tests.end_to_end.test_equality import ARCHITECTURES, FOUR_RANKS, TWO_RANKS  # noqa: E402

@@ -28,7 +28,8 @@ from autopar.search.result import SearchResult
 from autopar.units import format_bytes, format_seconds
 from autopar.workflow.configuration_row import RowConfiguration, read_row
 from autopar.workflow.evaluator import Evaluator, Prediction, whole_chain
-from autopar.workflow.model_costs import ModelCosts, prepare
+from autopar.workflow.model_costs import ModelCosts
+from autopar.workflow.prepare import prepare
 from autopar.workflow.reported_practice import InexpressibleError
 from autopar.workflow.stand_in import stand_in
 

@@ -13,6 +13,7 @@ from autopar.passes.rewrite.own_random import OwnRandom
 from autopar.passes.rewrite.place import Place
 from autopar.passes.rewrite.replace_causal_mask import ReplaceCausalMask
 from autopar.passes.rewrite.simplify import Simplify
+from autopar.passes.rewrite.split_experts import SplitExperts
 from autopar.passes.rewrite.split_fused import SplitFused
 from autopar.passes.rewrite.split_gate_and_up import SplitGateAndUp
 from autopar.passes.rewrite.split_sequence import SplitSequence
@@ -35,6 +36,7 @@ def back_pipeline() -> list[Pass]:
     return [
         CutBlocks(),  # first: all later passes work on one small static graph per kind of block
         SplitSequence(),  # before place: a second axis is placed on what the first leaves
+        SplitExperts(),  # after: the tokens of a rank are then known
         Place(),
         InsertCollectives(),  # needs placements, and global shapes for the sizes of what is moved
         LocalizeShapes(),  # after the collectives: they change which piece an op sees

@@ -20,7 +20,7 @@ from autopar.program import outputs_of, tensors_of
 from autopar.reshard import reshard
 
 # After these passes nothing is placed and brought together yet.
-_UNPLACED = ("cut-blocks", "split-sequence", "place")
+_UNPLACED = ("cut-blocks", "split-sequence", "split-experts", "place")
 
 
 def verify(parts: Parts, after: str) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from autopar.experts import EXPERTS
+from autopar.mesh import EP
 from autopar.runtime.expert_load import LayerExperts
 from autopar.stage_program import BlockProgram, Rerun
 
@@ -85,7 +86,8 @@ def _layer(node: fx.Node, block: BlockProgram, place: int) -> LayerExperts:
     # The module of the experts, or the block when it is no single one.
     name = names.pop() if len(names) == 1 else f"{block.name}.{place}" if place else block.name
     parameters = tuple(source for source, _ in sources) if alone else ()
-    return LayerExperts(name, int(arguments[_COUNT]), split, ranks, parameters)
+    axis = EP if any(source in block.over_ep for source, _ in sources) else "tp"
+    return LayerExperts(name, int(arguments[_COUNT]), split, ranks, parameters, axis=axis)
 
 
 def _parameter(source: Any, block: BlockProgram) -> tuple[str, bool]:

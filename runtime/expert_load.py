@@ -25,7 +25,8 @@ Tensor = torch.Tensor
 class LayerExperts:
     """A layer's experts on this rank, and the rows that each got so far.
 
-    `split`: tp ranks have different tokens; `ranks`: over how many of them the experts are split.
+    `split`: tp ranks have different tokens; `ranks`: over how many of `axis` (tp or ep) the experts
+    are split.
     `parameters`: those that hold the experts, and nothing else; none when that is not so.
     `order`: expert by slot, where experts were moved; rank r has the r-th part of the slots.
     """
@@ -36,6 +37,7 @@ class LayerExperts:
     ranks: int
     parameters: tuple[str, ...] = ()
     order: tuple[int, ...] = ()
+    axis: str = "tp"
     counts: Tensor | None = field(default=None, repr=False)
 
     def add(self, index: Tensor) -> None:

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from autopar.errors import UsageError
 from autopar.experts.assignment import Assignment
+from autopar.mesh import EP, EXPERT_REPLICA
 from autopar.runtime.expert_load import LayerExperts
 from autopar.runtime.ranks import Ranks, together
 from autopar.runtime.torch_compat import all_gather_single
@@ -48,12 +49,12 @@ class ExpertSlots:
     def by_expert(self, name: str, value: Any) -> Any:
         """A parameter, or what is laid out as it, in the order of experts; itself if it is."""
         order = self._order(name, value)
-        return _replaced(value, _inverse(order), self._ranks) if order else value
+        return self._replaced(name, value, _inverse(order)) if order else value
 
     def by_slot(self, name: str, value: Any) -> Any:
         """The reverse of `by_expert`."""
         order = self._order(name, value)
-        return _replaced(value, order, self._ranks) if order else value
+        return self._replaced(name, value, order) if order else value
 
     def of_state(
         self, state: Mapping[str, Any], change: Callable[[str, Any], Any]
@@ -65,6 +66,13 @@ class ExpertSlots:
             for key in (k for k in state if layer.order and k.startswith(prefix)):
                 found[key] = change(name, state[key])
         return found
+
+    def _replaced(self, name: str, tensor: DTensor, source: Order) -> Tensor:
+        """A new tensor whose slot s is slot `source[s]` of the old one."""
+        make: Any = DTensor
+        moved = _moved(tensor, source, self._layer_of[name].axis, self._ranks)
+        made: Tensor = make(moved, tensor._spec, requires_grad=False)
+        return made
 
     def _order(self, name: str, value: Any) -> Order:
         layer = self._layer_of.get(name)
@@ -197,7 +205,7 @@ class ExpertSlots:
                 for tensor in (parameter, parameter.grad, *kept):
                     if tensor is not None:
                         local = _local(tensor)
-                        local.copy_(_moved(tensor, source, self._ranks))
+                        local.copy_(_moved(tensor, source, layer.axis, self._ranks))
             layer.order = order if order != tuple(sorted(order)) else ()
 
 
@@ -213,46 +221,45 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor._local_tensor.detach()
 
 
-def _replaced(tensor: DTensor, source: Order, ranks: Ranks) -> Tensor:
-    """A new tensor whose slot s is slot `source[s]` of the old one."""
-    make: Any = DTensor
-    made: Tensor = make(_moved(tensor, source, ranks), tensor._spec, requires_grad=False)
-    return made
-
-
-def _moved(tensor: Tensor, source: Order, ranks: Ranks) -> Tensor:
-    """This rank's part of a tensor [e, …], split over tp and perhaps over dp within it."""
+def _moved(tensor: Tensor, source: Order, axis: str, ranks: Ranks) -> Tensor:
+    """This rank's part of a tensor [e, …], split over `axis` and perhaps over the ranks that hold
+    the same experts within it."""
     assert isinstance(tensor, DTensor)
     local = _local(tensor)
-    own = len(source) // ranks.mesh.tp
-    if tensor.device_mesh.ndim == 1:
-        return _exchanged(local, source, ranks)
-    group = ranks.replicas.get_group()
+    own = len(source) // ranks.mesh.degree(axis)
+    sharded = tensor.device_mesh.mesh_dim_names or ()
+    # FSDP2 puts its own axis first (`_StridedShard`, which is no `Shard`, where ep splits the same
+    # dim); it may have sharded another dim than that of experts.
+    first_dim = getattr(tensor.placements[0], "dim", None)
+    within = len(sharded) > (2 if axis == EP else 1) and first_dim == 0
+    if not within:
+        return _exchanged(local, source, axis, ranks)
+    group = ranks.group(EXPERT_REPLICA) if axis == EP else ranks.replicas.get_group()
     each = -(-own // group.size())
     padded = local.new_zeros((each, *local.shape[1:]))
     padded[: local.shape[0]] = local
     gathered = local.new_empty((each * group.size(), *local.shape[1:]))
     all_gather_single(gathered, padded, group=group)
     start = each * group.rank()
-    moved = _exchanged(gathered[:own], source, ranks)
+    moved = _exchanged(gathered[:own], source, axis, ranks)
     return moved[start : start + local.shape[0]]
 
 
-def _exchanged(rows: Tensor, source: Order, ranks: Ranks) -> Tensor:
-    """Rows [e / tp, …] of this tp rank after each slot s got slot `source[s]`."""
-    own, here = rows.shape[0], ranks.index("tp")
+def _exchanged(rows: Tensor, source: Order, axis: str, ranks: Ranks) -> Tensor:
+    """Rows [e / ranks, …] of this rank of `axis` after each slot s got slot `source[s]`."""
+    own, here, count = rows.shape[0], ranks.index(axis), ranks.mesh.degree(axis)
     wanted = [source[here * own + i] for i in range(own)]
     # Rows arrive by the rank they come from.
     arrival = sorted(range(own), key=lambda i: (wanted[i] // own, i))
     sent = [
         [slot % own for slot in source[r * own : (r + 1) * own] if slot // own == here]
-        for r in range(ranks.mesh.tp)
+        for r in range(count)
     ]
     order = torch.tensor([s for each in sent for s in each], device=rows.device, dtype=torch.int64)
     out = rows[order].contiguous()
     came = torch.empty_like(rows)
-    counts = [sum(slot // own == r for slot in wanted) for r in range(ranks.mesh.tp)]
-    dist.all_to_all_single(came, out, counts, [len(s) for s in sent], group=ranks.group("tp"))
+    counts = [sum(slot // own == r for slot in wanted) for r in range(count)]
+    dist.all_to_all_single(came, out, counts, [len(s) for s in sent], group=ranks.group(axis))
     result = torch.empty_like(rows)
     result[torch.tensor(arrival, device=rows.device)] = came
     return result

@@ -13,7 +13,7 @@ allocates and frees again is not seen. A step that is measured takes several tim
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -42,6 +42,17 @@ class Peak:
     @property
     def total(self) -> int:
         return sum(self.terms.values())
+
+
+def _parts(value: Any) -> Iterator[Tensor]:
+    """The tensors that hold the bytes of one, none of what is no tensor: shells (a DTensor, a
+    collective's result in flight, quantised values) are made of others."""
+    made_of = getattr(value, "__tensor_flatten__", None)
+    if made_of is not None:
+        for name in made_of()[0]:
+            yield from _parts(getattr(value, name))
+    elif isinstance(value, Tensor):
+        yield value
 
 
 @dataclass(eq=False)
@@ -95,11 +106,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # Which storages there are.
 
     def _add(self, tensors: Iterable[Any], term: str) -> None:
-        for tensor in tensors:
-            # A DTensor or a collective's result in flight is a shell around the rank's own part.
-            for part in ("_local_tensor", "elem"):
-                tensor = getattr(tensor, part, tensor)
-            if not isinstance(tensor, Tensor) or tensor.device.type == "meta":
+        for tensor in (part for shell in tensors for part in _parts(shell)):
+            if tensor.device.type == "meta":
                 continue
             storage = tensor.untyped_storage()
             key = storage._cdata
@@ -236,8 +244,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _mark(self, tensors: Iterable[Any], term: str) -> None:
         for tensor in tensors:
-            if isinstance(tensor, Tensor):
-                local = getattr(tensor, "_local_tensor", tensor)
-                storage = self._alive.get(local.untyped_storage()._cdata)
+            for part in _parts(tensor):
+                storage = self._alive.get(part.untyped_storage()._cdata)
                 if storage is not None:
                     storage.term = term

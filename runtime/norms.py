@@ -21,9 +21,18 @@ def stage_norm(parameters: Sequence[nn.Parameter], norm_type: float, ranks: Rank
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return torch.zeros((), dtype=torch.float64, device=ranks.device)
-    norm = torch.nn.utils.get_total_norm(gradients, norm_type)
-    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    return whole.to(ranks.device, torch.float64)
+    # Experts that ep splits lie on a mesh of their own, and torch adds up norms of one mesh.
+    by_mesh: dict[object, list[Tensor]] = {}
+    for gradient in gradients:
+        mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
+        by_mesh.setdefault(mesh, []).append(gradient)
+    norms = []
+    for parts in by_mesh.values():
+        norm = torch.nn.utils.get_total_norm(parts, norm_type)
+        whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        norms.append(whole.to(ranks.device, torch.float64))
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    return total
 
 
 def global_norm(owned: Sequence[nn.Parameter], norm_type: float, ranks: Ranks) -> Tensor:

@@ -1,7 +1,8 @@
 """A rank's own parameters and buffers, made one at a time from the user's model.
 
 The tensor-parallel slice of a parameter is a `DTensor` on the tp mesh (also when tp is 1, so that
-state has one form); `autopar.runtime.zero` shards it further over dp. Only one whole parameter
+state has one form), that of experts which ep splits one on the mesh of ep and tp;
+`autopar.runtime.zero` shards it further over dp. Only one whole parameter
 exists at a time, on the CPU.
 """
 
@@ -12,6 +13,7 @@ import torch.distributed.tensor as dt
 from torch import nn
 
 from autopar.errors import PlanError
+from autopar.mesh import EP
 from autopar.piece_name import parse_piece
 from autopar.runtime.initialize import module_values
 from autopar.runtime.ranks import Ranks
@@ -68,11 +70,11 @@ class ParameterSource:
                 next_step="plan and compile the same model",
             )
         placement: dt.Placement = dt.Replicate()
-        piece = whole
+        piece = whole.chunk(ranks.mesh.ep)[ranks.index(EP)] if spec.over_ep else whole
         if spec.placement.is_shard:
             dim = spec.placement.dim
             spec.placement.local_shape(spec.shape, ranks.mesh.tp)  # raises when it does not divide
-            piece = whole.chunk(ranks.mesh.tp, dim)[ranks.index("tp")]
+            piece = piece.chunk(ranks.mesh.tp, dim)[ranks.index("tp")]
             placement = dt.Shard(dim)
         local = torch.empty(
             piece.shape, dtype=storage_dtype(spec.dtype, precision), device=ranks.device
@@ -80,8 +82,8 @@ class ParameterSource:
         local.copy_(piece)
         tensor = dt.DTensor.from_local(
             local,
-            ranks.device_mesh["tp"],
-            [placement],
+            ranks.experts[EP, "tp"] if spec.over_ep else ranks.device_mesh["tp"],
+            [dt.Shard(0), placement] if spec.over_ep else [placement],
             run_check=False,
             shape=torch.Size(spec.shape),
             stride=torch.empty(spec.shape, device="meta").stride(),

@@ -26,6 +26,7 @@ from autopar.runtime.loss_weights import count_targets, loss_weights, no_targets
 from autopar.runtime.norms import OtherStages, global_norm, scale_gradients
 from autopar.runtime.parameters import ParameterSource
 from autopar.runtime.pipeline import PipelinedStages, SingleStage
+from autopar.runtime.planned_optimizer import planned_optimizer
 from autopar.runtime.random_state import RandomStream
 from autopar.runtime.ranks import Ranks, batch_amounts, check_batches, together
 from autopar.runtime.stage import StageModule
@@ -285,6 +286,11 @@ class DistributedProgram(ProgramState):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of this rank's stages by their names in the user's model."""
         yield from self._parameters.items()
+
+    def make_optimizer(self, **options: Any) -> torch.optim.Optimizer:
+        """The optimizer that the plan counts with, of all parameters: see
+        `autopar.runtime.planned_optimizer`."""
+        return planned_optimizer(self, **options)
 
     def zero_grad(self) -> None:
         for parameter in self.parameters():

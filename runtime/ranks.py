@@ -15,8 +15,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.errors import PlanError, RuntimeFault
-from autopar.mesh import AXES, REPLICA, Mesh
+from autopar.mesh import AXES, EP, EXPERT_REPLICA, REPLICA, Mesh
 from autopar.runtime.torch_compat import flat_mesh, quiet_redistribution, set_timeout
+from autopar.stage_program import ParameterSpec
 
 # Any: torch does not list its stores among what it exports.
 torch_distributed: Any = dist
@@ -25,13 +26,15 @@ torch_distributed: Any = dist
 @dataclass(frozen=True)
 class Ranks:
     """The mesh as this rank sees it. `replicas`: its dp and cp axes as one, the ranks that hold the
-    same tp slice of the parameters; `control`: the group for small messages on the CPU."""
+    same tp slice of the parameters; `experts`: the axes of parameters that ep splits (pp, the ranks
+    that hold the same experts, ep, tp); `control`: the group for small messages on the CPU."""
 
     mesh: Mesh
     rank: int
     device: torch.device
     device_mesh: DeviceMesh
     replicas: DeviceMesh
+    experts: DeviceMesh
     control: dist.ProcessGroup
     wait: datetime.timedelta
     tied: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
@@ -58,21 +61,39 @@ class Ranks:
         replicas = device_mesh["dp"]
         if mesh.cp > 1:
             replicas = flat_mesh(device_mesh, ("dp", "cp"), REPLICA)
-        for group in (*(device_mesh.get_group(axis) for axis in AXES), replicas.get_group()):
+        experts = device_mesh
+        groups = [*(device_mesh.get_group(axis) for axis in AXES), replicas.get_group()]
+        if mesh.ep > 1:
+            axes = ("pp", EXPERT_REPLICA, EP, "tp")
+            sizes = tuple(mesh.degree(axis) for axis in axes)
+            experts = init_device_mesh(kind, sizes, mesh_dim_names=axes)
+            groups += [experts.get_group(axis) for axis in axes]
+        for group in groups:
             set_timeout(group, wait)
         quiet_redistribution()
         world = dist.group.WORLD
         assert world is not None
         control = dist.new_group(backend="gloo", timeout=wait) if kind == "cuda" else world
         assert control is not None
-        return Ranks(mesh, dist.get_rank(), here, device_mesh, replicas, control, wait)
+        return Ranks(mesh, dist.get_rank(), here, device_mesh, replicas, experts, control, wait)
 
     def index(self, axis: str) -> int:
+        if axis == EP:
+            return self.mesh.replica(self.rank) % self.mesh.ep
         return self.mesh.coordinates(self.rank)[axis]
 
     def group(self, axis: str) -> dist.ProcessGroup:
         """The group of the ranks that differ from this one in `axis` only."""
-        return self.device_mesh.get_group(axis)
+        return (self.experts if axis in (EP, EXPERT_REPLICA) else self.device_mesh).get_group(axis)
+
+    def group_names(self) -> dict[str, str]:
+        """By which name torch knows the group of each axis that graphs name."""
+        axes = ("dp", "cp", "tp", EP) if self.mesh.ep > 1 else ("dp", "cp", "tp")
+        return {axis: self.group(axis).group_name for axis in axes}
+
+    def replicas_of(self, spec: ParameterSpec) -> DeviceMesh:
+        """The ranks that hold the same part of a parameter."""
+        return self.experts[EXPERT_REPLICA] if spec.over_ep else self.replicas
 
     @property
     def is_last_stage(self) -> bool:

@@ -20,6 +20,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, _backward, schedules
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+from torch.distributed.tensor import Shard
+
+from autopar.errors import PlanError
 
 # Methods of `PipelineStage` that `autopar.runtime.pipeline_stage` overrides: without the first two
 # gradients would be reduced at other times than planned, without the rest memory is held longer.
@@ -148,6 +151,28 @@ def fsdp_groups(module: torch.nn.Module) -> list[Any]:
             groups = getattr(state, "_fsdp_param_groups", None)
             found += groups if groups is not None else [state._fsdp_param_group]
     return [group for group in found if group is not None]
+
+
+class ShardOver:
+    """What FSDP2's `shard_placement_fn` answers for parameters that are sharded over another mesh
+    than their module. It wants one such object for all parameters of a mesh.
+
+    Raises `PlanError` where torch has no such answer.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        common: Any = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_common")
+        if not hasattr(common, "ShardPlacementResult"):
+            raise PlanError(
+                f"FSDP2 of torch {torch.__version__} shards all parameters of a block over one "
+                "mesh, and the plan splits experts over ep",
+                next_step="use torch 2.13 or later, ZeRO level 0, or a plan without ep",
+            )
+        self._answer = common.ShardPlacementResult
+        self._info = common.FSDPMeshInfo(mesh, shard_mesh_dim=0)
+
+    def along(self, dim: int) -> Any:
+        return self._answer(Shard(dim), self._info)
 
 
 def release_reductions(module: torch.nn.Module) -> None:

@@ -12,18 +12,23 @@ Levels 1 to 3 are FSDP2. Level 0, and dp 1, need no second copy of the parameter
 without: there gradients are summed in buckets while the last backward runs. Gradients are sums
 over dp, because each loss is weighted by its share of the whole batch
 (`autopar.runtime.loss_weights`).
+
+Experts that ep splits are spread in the same way over the ranks that hold the same ones, by experts
+where there are enough of them for all, else by the rows of their matrices.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from autopar.runtime.expert_shards import ExpertShards
 from autopar.runtime.gradients import OverlappedSum
 from autopar.runtime.ranks import Ranks
 from autopar.runtime.stage import StageModule
@@ -64,23 +69,27 @@ class Replicated:
 
     def __init__(self, stage: StageModule, ranks: Ranks) -> None:
         self.stage = stage
-        group = ranks.replicas.get_group()
-        parameters = list(stage.fqn_parameters().values())
-        self._sum = OverlappedSum(parameters, group) if group.size() > 1 else None
+        parameters: dict[dist.ProcessGroup, list[nn.Parameter]] = {}
+        for fqn, parameter in stage.fqn_parameters().items():
+            group = ranks.replicas_of(stage.program.parameters[fqn]).get_group()
+            parameters.setdefault(group, []).append(parameter)
+        self._sums = [
+            OverlappedSum(p, group) for group, p in parameters.items() if group.size() > 1
+        ]
 
     def begin_step(self) -> None:
         self.stage.keep_parameters()
 
     def before_backward(self, last: bool) -> None:
-        if last and self._sum is not None:
-            self._sum.arm()
+        for total in self._sums if last else ():
+            total.arm()
 
     def release(self) -> None:
         pass
 
     def end_step(self) -> None:
-        if self._sum is not None:
-            self._sum.finish()
+        for total in self._sums:
+            total.finish()
         self.stage.release_parameters()
 
 
@@ -97,8 +106,15 @@ class Sharded:
                 param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
             )
 
+        over = ExpertShards(ranks) if ranks.mesh.ep > 1 else None
+
         def shard(module: nn.Module) -> None:
-            fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
+            options: dict[str, Any] = {}
+            if over is not None and (placed := over.placements(module)):
+                options["shard_placement_fn"] = placed.get
+            fully_shard(
+                module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy, **options
+            )
 
         # A block that hands a view on is fine here: graphs change no tensor of another block.
         warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view")

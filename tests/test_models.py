@@ -14,9 +14,11 @@ from autopar.models import ModelSource, resolve_model, zoo_names
 # Total parameters in billions, tied weights once, as published (GPT-3: by the formula of GPT-2).
 PARAMETERS = {
     "bloom-176b": 176.247,
+    "deepseek-v3": 671.026,
     "falcon-7b": 6.922,
     "gemma2-27b": 27.227,
     "gemma2-9b": 9.242,
+    "gpt-oss-120b": 116.829,
     "gpt2": 0.124,
     "gpt2-xl": 1.558,
     "gpt3-13b": 12.853,
@@ -38,6 +40,8 @@ PARAMETERS = {
     "opt-66b": 65.720,
     "phi3-mini": 3.821,
     "qwen2-7b": 7.616,
+    "qwen3-235b-a22b": 235.094,
+    "qwen3-30b-a3b": 30.532,
     "qwen3-32b": 32.762,
     "qwen3-8b": 8.191,
 }

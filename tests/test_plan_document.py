@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autopar.cost.setting import OPTIMIZER_STATES
+from autopar.cost.optimizer import OPTIMIZERS as PRICED
 from autopar.errors import PlanError
 from autopar.mesh import Mesh
 from autopar.plan_document import OPTIMIZERS, Plan, StagePlan, recompute_label
@@ -63,7 +63,7 @@ def test_recompute_label() -> None:
         ({"mesh": {"pp": 0}}, "mesh.pp is 0"),
         ({"mesh": {"up": 2}}, r"mesh: unknown \['up'\]"),
         ({"mesh": {"cp": 0}}, "mesh.cp is 0"),
-        ({"mesh": {"ep": 2}}, "mesh.ep is 2"),
+        ({"mesh": {"ep": 0}}, "mesh.ep is 0"),
         ({"stages": [{"blocks": ["a"]}]}, r"stages\[0\]: .*missing \['recompute'\]"),
         ({"stages": 3}, "stages is 3"),
         ({"zero": 1.0}, "zero is 1.0"),
@@ -118,7 +118,7 @@ def test_files_that_are_no_plan(tmp_path: Path) -> None:
 
 
 def test_the_optimizers_are_those_that_have_a_price() -> None:
-    assert set(OPTIMIZERS) == set(OPTIMIZER_STATES)
+    assert set(OPTIMIZERS) == set(PRICED)
 
 
 @pytest.mark.parametrize(

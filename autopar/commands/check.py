@@ -40,7 +40,7 @@ def captured(name: str, source: Any) -> dict[str, Any]:
     """What is worth knowing of a captured model. Raises `CaptureError` as `capture` does."""
     from autopar.passes.analysis.blocks import analyse_blocks
     from autopar.passes.capture import capture
-    from autopar.workflow.model_costs import prepare
+    from autopar.workflow.prepare import prepare
 
     program = capture(source.model, source.example_inputs, name=name, loss_fn=source.loss_fn)
     program = prepare(program, program.sizes)

@@ -21,7 +21,7 @@ from autopar.units import format_bytes, format_seconds
 from autopar.workflow.configuration_pins import configuration_from_pins
 from autopar.workflow.configuration_table import predict_table
 from autopar.workflow.evaluator import Evaluator, Prediction
-from autopar.workflow.model_costs import prepare
+from autopar.workflow.prepare import prepare
 
 
 @dataclass(frozen=True)

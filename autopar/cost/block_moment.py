@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from autopar.block_cost import BlockCost
-from autopar.cost.memory import gradient_bytes, reducing_bytes
+from autopar.block_cost import BlockCost, Held
+from autopar.cost.memory import (
+    gradient_bytes,
+    parameter_shard,
+    reducing_bytes,
+    trainable_shard,
+)
 from autopar.cost.setting import Setting
 
 
@@ -55,7 +60,7 @@ def made_bytes(block: BlockCost, setting: Setting) -> int:
     """Gradients that a block has made by its end, in the first backward of a step: none where they
     were there before."""
     ready = casts(setting) or bool(setting.practice.gradient_buffer)
-    return 0 if ready else gradient_bytes(block.trainable, setting)
+    return 0 if ready else gradient_bytes(block, setting)
 
 
 def inside_bytes(block: BlockCost) -> int:
@@ -81,7 +86,7 @@ def end_bytes(block: BlockCost, setting: Setting, *, first: bool) -> int:
     fresh = block.trainable * size.compute
     if not sharded(setting):
         return fresh
-    own = gradient_bytes(block.trainable, setting) if first else 0
+    own = gradient_bytes(block, setting) if first else 0
     if not delayed(setting):
         return own + fresh + block.trainable * size.reduce
     if first:
@@ -101,11 +106,11 @@ def working_bytes(
     )
 
 
-def end_parameter_bytes(elements: int, setting: Setting) -> int:
+def end_parameter_bytes(held: Held, setting: Setting) -> int:
     """Parameters at the end of the step, when copies of them are given back."""
-    return setting.shard(elements) * setting.bytes.storage
+    return parameter_shard(held, setting) * setting.bytes.storage
 
 
-def end_gradient_bytes(trainable: int, setting: Setting) -> int:
+def end_gradient_bytes(held: Held, setting: Setting) -> int:
     """Gradients at the end of the step: scattered by then, whenever that was."""
-    return setting.shard(trainable) * setting.bytes.gradient
+    return trainable_shard(held, setting) * setting.bytes.gradient

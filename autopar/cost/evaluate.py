@@ -31,7 +31,7 @@ from autopar.cost.step import (
 )
 from autopar.errors import PassError, PlanError
 from autopar.interleaving import waiting
-from autopar.mesh import Mesh
+from autopar.mesh import EP, Mesh
 from autopar.plan_document import StagePlan
 
 TOLERANCE = 1e-9
@@ -294,7 +294,8 @@ def _forward(
     for position, name in enumerate(stage.blocks):
         block = priced[name]
         spent["compute"] += block.forward_compute + setting.practice.block_seconds
-        spent["tp_comm"] += block.forward_comm - block.forward_cp
+        spent["tp_comm"] += block.forward_comm - block.forward_cp - block.forward_ep
+        spent["ep_comm"] += block.forward_ep
         spent["cp_comm"] += block.forward_cp
         if setting.zero == 3:
             gather, _ = dp_collectives(block, setting)
@@ -317,7 +318,8 @@ def _backward(
             spent["recompute"] += again.seconds
             available += again.seconds
         spent["compute"] += block.backward_compute
-        spent["tp_comm"] += block.backward_comm - block.backward_cp
+        spent["tp_comm"] += block.backward_comm - block.backward_cp - block.backward_ep
+        spent["ep_comm"] += block.backward_ep
         spent["cp_comm"] += block.backward_cp
         if setting.zero >= 2:
             gather, scatter = dp_collectives(block, setting)
@@ -345,7 +347,7 @@ def _end(
             hidden = block.forward if position else 0.0
             spent["dp_comm"] += exposed_gather(gather, hidden, setting)
         spent["tp_comm"] += block.parameter_reduce_seconds
-        spent["optimizer"] += optimizer_seconds(block.trainable, setting)
+        spent["optimizer"] += optimizer_seconds(block, setting)
     for group in tie_groups([priced[n] for n in stage.blocks]):
         holders = [n for s in stages for n in s.blocks if priced[n].tied_as(group).trainable]
         here = [n for n in stage.blocks if n in holders]
@@ -379,8 +381,9 @@ def _whole(
     breakdown = {**walks[slowest].spent, "bubble": bubble, "optimizer": 0.0}
     for purpose, seconds in ends[longest].items():
         breakdown[purpose] += seconds
-    if setting.mesh.cp == 1:
-        breakdown.pop("cp_comm")
+    for axis in ("cp", EP):
+        if setting.mesh.degree(axis) == 1:
+            breakdown.pop(f"{axis}_comm")
     return Evaluation(
         step_seconds=bubble + busy[slowest] + sum(ends[longest].values()),
         time_breakdown=breakdown,

@@ -34,7 +34,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from autopar.block_cost import FULL, BlockCost, PartialRecompute, tie_groups
+from autopar.block_cost import FULL, BlockCost, Held, PartialRecompute, tie_groups
 from autopar.cost.block_moment import (
     end_gradient_bytes,
     end_parameter_bytes,
@@ -48,6 +48,7 @@ from autopar.cost.memory import (
     StageMemory,
     bucket_bytes,
     gradient_bytes,
+    in_turn_bytes,
     optimizer_bytes,
     parameter_bytes,
     scratch_bytes,
@@ -128,14 +129,15 @@ class StageMoments:
             recompute[b.name].kept if b.name in recompute else b.saved_bytes for b in blocks
         )
         self.rooted = rooted(blocks)
-        self.parameters = self._once(parameter_bytes, "parameters")
+        self.parameters = self._once(parameter_bytes)
         for group in self.rooted:
             tied = max(b.tied_as(group).parameters for b in blocks)
             self.parameters += tied_gathered_bytes(tied, setting)
-        self.gradients = self._once(gradient_bytes, "trainable")
-        self.optimizer = self._once(optimizer_bytes, "trainable")
-        self.scratch = self._once(scratch_bytes, "trainable")
-        self.buckets = setting.practice.bucket_bytes + self._once(bucket_bytes, "trainable")
+        self.gradients = self._once(gradient_bytes)
+        self.optimizer = self._once(optimizer_bytes)
+        in_turn = max(in_turn_bytes(b, setting) for b in blocks)
+        self.scratch = max(self._once(scratch_bytes), in_turn)
+        self.buckets = setting.practice.bucket_bytes + self._once(bucket_bytes)
         # What the blocks behind each block leave, and the gradients that they have made.
         self.left_behind = self._behind_each(
             [left_bytes(b, setting, rooted=self.rooted) for b in blocks]
@@ -163,18 +165,18 @@ class StageMoments:
         """[i] -> the sum of values[i + 1:]."""
         return [*accumulate(reversed(values[1:]), initial=0)][::-1]
 
-    def _once(self, term: Callable[[int, Setting], int], field: str) -> int:
+    def _once(self, term: Callable[[Held, Setting], int]) -> int:
         """A term over all blocks; parameters that several of them tie count once."""
-        total = sum(term(getattr(b, field), self.setting) for b in self.blocks)
+        total = sum(term(b, self.setting) for b in self.blocks)
         for group in tie_groups(self.blocks):
-            same = [term(getattr(b.tied_as(group), field), self.setting) for b in self.blocks]
+            same = [term(b.tied_as(group), self.setting) for b in self.blocks]
             total += max(same) - sum(same)
         return total
 
     def end(self) -> StageMemory:
         """The reduction of gradients and the optimizer's step: no activations."""
-        parameters = self._once(end_parameter_bytes, "parameters")
-        gradients = self._once(end_gradient_bytes, "trainable")
+        parameters = self._once(end_parameter_bytes)
+        gradients = self._once(end_gradient_bytes)
         return StageMemory(parameters, gradients, self.optimizer, 0, self.scratch)
 
     def at(self, phase: Phase) -> StageMemory:

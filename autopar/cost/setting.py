@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autopar.cluster import Cluster
+from autopar.cost.optimizer import OPTIMIZERS, Optimizer
 from autopar.mesh import Mesh
 
 
@@ -38,8 +39,6 @@ EVALUATED_PRECISION = {
     "bf16-reduce": Precision(storage=4, compute=2, gradient=4, reduce=2),
     "bf16-accumulated": Precision(storage=4, compute=2, gradient=6, reduce=4),
 }
-# Optimizer states per parameter, each held in the storage type of the parameter.
-OPTIMIZER_STATES = {"adamw": 2, "sgd": 0, "sgd-momentum": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +110,8 @@ class Setting:
         return EVALUATED_PRECISION[self.precision]
 
     @property
-    def states(self) -> int:
-        return OPTIMIZER_STATES[self.optimizer]
+    def update(self) -> Optimizer:
+        return OPTIMIZERS[self.optimizer]
 
     @property
     def shards(self) -> int:
@@ -124,9 +123,16 @@ class Setting:
         """Whether FSDP2 runs the blocks."""
         return self.mesh.replicas > 1 and self.zero > 0 and not self.practice.gradient_buffer
 
-    def shard(self, elements: int) -> int:
-        """Elements of `elements` on one rank, the largest share (FSDP2 pads to equal shares)."""
-        return -(-elements // self.shards)
+    @property
+    def expert_shards(self) -> int:
+        """The same for experts that ep splits."""
+        return self.mesh.expert_replicas if self.zero >= 1 else 1
+
+    def shard(self, elements: int, experts: int = 0) -> int:
+        """Elements of `elements` on one rank, the largest share (FSDP2 pads to equal shares);
+        `experts`: those among them that ep splits."""
+        rest = -(-(elements - experts) // self.shards)
+        return rest - (-experts // self.expert_shards)
 
     def in_flight(self, stage: int) -> int:
         """Micro-batches whose activations stage `stage` (from 0) holds at its fullest moment.

@@ -52,12 +52,13 @@ from pathlib import Path
 
 from autopar.block_cost import BlockCost, PartialRecompute
 from autopar.cost.collective import collective_time
+from autopar.cost.memory import optimizer_bytes, trainable_shard
 from autopar.cost.setting import Setting
-from autopar.mesh import REPLICA
+from autopar.mesh import EXPERT_REPLICA, REPLICA
 
 DATA = Path(__file__).parent.parent / "data" / "step.toml"
 # What the seconds of a micro-batch go to.
-PURPOSES = ("compute", "recompute", "tp_comm", "cp_comm", "dp_comm", "pp_comm")
+PURPOSES = ("compute", "recompute", "tp_comm", "cp_comm", "ep_comm", "dp_comm", "pp_comm")
 BREAKDOWN = ("compute", "recompute", "tp_comm", "dp_comm", "pp_comm", "bubble", "optimizer")
 
 
@@ -125,7 +126,7 @@ def block_times(block: BlockCost, setting: Setting) -> BlockTimes:
         end_dp=end_dp,
         end_first=end_first,
         end_tp=block.parameter_reduce_seconds,
-        end_optimizer=optimizer_seconds(block.trainable, setting),
+        end_optimizer=optimizer_seconds(block, setting),
     )
 
 
@@ -165,20 +166,26 @@ def exposed_gradients(needed: float, hiding: float, setting: Setting) -> float:
 
 
 def dp_collectives(block: BlockCost, setting: Setting) -> tuple[float, float]:
-    """Seconds to gather a block's parameters, and to all-reduce (ZeRO-0) or scatter gradients."""
-    mesh, size = setting.mesh, setting.bytes
-    if mesh.replicas == 1:
-        return 0.0, 0.0
-
-    def seconds(kind: str, nbytes: int) -> float:
-        if nbytes == 0:
-            return 0.0
-        return collective_time(kind, nbytes, mesh.replicas, mesh.stride(REPLICA), setting.cluster)
-
-    gather = seconds("all_gather", block.parameters * size.compute)
+    """Seconds to gather a block's parameters, and to all-reduce (ZeRO-0) or scatter gradients:
+    those of experts that ep splits after the others, over the ranks that hold the same ones."""
+    mesh, size, experts = setting.mesh, setting.bytes, block.experts
     whole = setting.zero == 0 or setting.practice.reduce_whole
     reduce = "all_reduce" if whole else "reduce_scatter"
-    return gather, seconds(reduce, block.trainable * size.reduce)
+
+    def seconds(kind: str, nbytes: int, axis: str) -> float:
+        ranks = mesh.degree(axis)
+        if nbytes == 0 or ranks == 1:
+            return 0.0
+        return collective_time(kind, nbytes, ranks, mesh.stride(axis), setting.cluster)
+
+    def both(kind: str, elements: int, of_experts: int, each: int) -> float:
+        rest = seconds(kind, (elements - of_experts) * each, REPLICA)
+        return rest + seconds(kind, of_experts * each, EXPERT_REPLICA)
+
+    return (
+        both("all_gather", block.parameters, experts.parameters, size.compute),
+        both(reduce, block.trainable, experts.trainable, size.reduce),
+    )
 
 
 def send_seconds(nbytes: int, setting: Setting) -> float:
@@ -194,12 +201,13 @@ def send_seconds(nbytes: int, setting: Setting) -> float:
     return gather + collective_time("send", nbytes, mesh.pp, mesh.stride("pp"), cluster)
 
 
-def optimizer_seconds(trainable: int, setting: Setting) -> float:
-    """Read parameter, gradient and states, write parameter and states, once each."""
-    size = setting.bytes.storage * (3 + 2 * setting.states)
+def optimizer_seconds(block: BlockCost, setting: Setting) -> float:
+    """Read parameter, gradient and states, write parameter and states, once each; an update that
+    needs sums over all of a parameter first reads it, and the gradient, again."""
     device = setting.cluster.device
     bandwidth = device.memory_bytes_per_second * device.memory_efficiency
-    return setting.shard(trainable) * size / bandwidth
+    moved = setting.update.passes * trainable_shard(block, setting) * setting.bytes.storage
+    return (moved + 2 * optimizer_bytes(block, setting)) / bandwidth
 
 
 def tied_seconds(blocks: Sequence[BlockCost], group: str, setting: Setting) -> float:

@@ -14,6 +14,7 @@ TIME_TERMS = {
     "recompute": "recomputation",
     "tp_comm": "TP communication",
     "cp_comm": "CP communication",
+    "ep_comm": "EP communication",
     "dp_comm": "DP communication",
     "pp_comm": "PP communication",
     "bubble": "pipeline bubble",

@@ -94,7 +94,11 @@ def _holder(plan: Plan) -> str:
 
 def _communication(plan: Plan, facts: Facts) -> list[str]:
     found = []
-    axes = (("tp", "inside the layers"), ("cp", "along the sequence"))
+    axes = (
+        ("tp", "inside the layers"),
+        ("cp", "along the sequence"),
+        ("ep", "to experts and back"),
+    )
     for axis, what in (*axes, ("dp", "for gradients and parameters")):
         share = facts.share(f"{axis}_comm")
         degree = plan.mesh.replicas if axis == "dp" else plan.mesh.degree(axis)

@@ -5,6 +5,7 @@ Recurrent layers (lstm, gru, rnn) have none on purpose: a step needs all of the 
 
 from __future__ import annotations
 
+from autopar.experts import EXCHANGED
 from autopar.op_call import OpCall
 from autopar.rules import (
     attention,
@@ -183,9 +184,10 @@ RULES: dict[str, RuleFunction] = {
     "triplet_margin_loss": losses.triplets,
     # Mixture of experts.
     "experts": experts.experts,
+    EXCHANGED: experts.experts,
 }
-# Ops of our own that capture puts into graphs.
-_OWN = frozenset(["autopar::experts"])
+# Ops of our own that capture, and splitting experts over replicas, put into graphs.
+_OWN = frozenset(["autopar::experts", f"autopar::{EXCHANGED}"])
 # Those that splitting the sequence puts there.
 SEQUENCE_RULES: dict[str, RuleFunction] = {
     **dict.fromkeys((f"autopar::{name}" for name in sequence.COLLECTIVES), sequence.collective),

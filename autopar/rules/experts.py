@@ -4,12 +4,16 @@ t   tokens: every rank has all experts and computes its own tokens
 e   experts: every rank has all tokens and computes what its experts add to the result
 i   inner size: every rank has a slice of every expert; what it makes is a term of the result
 t,e both: rows travel to the ranks of their experts and back
+
+Where ep has split the experts of a layer already (`exchanged_experts`), those that are here are not
+split again: of these ways t and i are left.
 """
 
 from __future__ import annotations
 
 from math import prod
 
+from autopar.experts import EXCHANGED
 from autopar.experts.activation import is_columnwise
 from autopar.op_call import OpCall, Operand
 from autopar.rules.language import Dims, Rule
@@ -23,7 +27,8 @@ _TENSORS = (
 def experts(op: OpCall) -> Rule | None:
     """hidden[t, h], index[t, k], weights[t, k], up[e, i, h], down[e, h, i] ... -> [t, h]"""
     given = {n: a.index for n, a in zip(_TENSORS, op.args, strict=False) if isinstance(a, Operand)}
-    if len(set(given.values())) != len(given) or int(op.named("first")):
+    split = op.op_name == EXCHANGED
+    if len(set(given.values())) != len(given) or (not split and int(op.named("first"))):
         return None  # the same tensor twice, or only a part of the experts
     transposed = bool(op.named("transposed"))
     count, *sides = op.types[given["down"]].shape
@@ -52,7 +57,7 @@ def experts(op: OpCall) -> Rule | None:
     sizes = {"t": tokens, "e": count, "i": inner, "h": hidden, "k": choices}
     if width != inner:
         sizes["j"] = width // inner
-    whole = {"h", "k", "j"} & set(sizes)
+    whole = ({"h", "k", "j"} & set(sizes)) | ({"e"} if split else set())
     if not is_columnwise(str(op.named("activation")), parts):
         whole.add("i")
     products = prod((tokens, choices, hidden)) * (parts * width + inner)
@@ -62,12 +67,13 @@ def experts(op: OpCall) -> Rule | None:
         sizes,
         frozenset(whole),
         additive=frozenset({given["down_bias"]} if "down_bias" in given else ()),
-        local_ops={"e": "own_experts"},
-        together={("t", "e"): "exchanged_experts"},
+        local_ops={} if split else {"e": "own_experts"},
+        together={} if split else {("t", "e"): EXCHANGED},
         flops=2.0 * products * _share_here(op, count),
     )
 
 
 def _share_here(op: OpCall, count: int) -> float:
-    """Of all rows, those that the experts among the operands get when they are even."""
-    return count / int(op.named("experts"))
+    """Rows that the experts among the operands get when they are even, per row of these tokens."""
+    ranks = int(op.named("ranks")) if op.op_name == EXCHANGED else 1
+    return ranks * count / int(op.named("experts"))

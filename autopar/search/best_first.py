@@ -19,7 +19,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from autopar.block_cost import Alternative, ChainCost, CostProvider, SequenceProvider
+from autopar.block_cost import (
+    Alternative,
+    ChainCost,
+    CostProvider,
+    ExpertProvider,
+    SequenceProvider,
+)
 from autopar.cost.setting import Setting
 from autopar.errors import UsageError
 from autopar.mesh import Mesh
@@ -34,7 +40,7 @@ TIE = 1e-9
 OTHER_SOLVES = 60
 # and for how many of them the provider is asked for prices that the search did not need.
 OTHER_WAITS = 4
-Tie = tuple[int, bool, int, int, int, int, int, int]
+Tie = tuple[int, bool, int, int, int, int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -47,12 +53,12 @@ class Progress:
     bound_seconds: float
 
 
-_Key = tuple[int, int, int]
+_Key = tuple[int, int, int, int]
 
 
 def _key(setting: Setting) -> _Key:
-    """What prices depend on: cp, tp and the micro-batch."""
-    return setting.mesh.cp, setting.mesh.tp, setting.microbatch
+    """What prices depend on: ep, cp, tp and the micro-batch."""
+    return setting.mesh.ep, setting.mesh.cp, setting.mesh.tp, setting.microbatch
 
 
 class Prices:
@@ -76,7 +82,7 @@ class Prices:
         key = _key(setting)
         if key not in self._alternatives:
             begin = time.perf_counter()
-            self._alternatives[key] = self._over(setting).alternatives(*key[1:])
+            self._alternatives[key] = self._over(setting).alternatives(*key[2:])
             self.seconds += time.perf_counter() - begin
             self._sketches[key] = [Chain(a.least.blocks) for a in self._alternatives[key]]
         return self._alternatives[key]
@@ -102,8 +108,11 @@ class Prices:
         return self._chains[key]
 
     def _over(self, setting: Setting) -> CostProvider:
-        """The provider of the prices of a part of the sequence, where it is split."""
+        """The provider of the prices of a part of the sequence, and of the experts."""
         mesh, provider = setting.mesh, self.provider
+        if mesh.ep > 1:
+            assert isinstance(provider, ExpertProvider)
+            return provider.over(mesh.cp, mesh.tp, mesh.ep)
         if mesh.cp == 1:
             return provider
         assert isinstance(provider, SequenceProvider)
@@ -127,7 +136,7 @@ class Prices:
         key = _key(setting)
         if key not in self._optimistic:
             begin = time.perf_counter()
-            self._optimistic[key] = Chain(self._over(setting).optimistic(*key[1:]).blocks)
+            self._optimistic[key] = Chain(self._over(setting).optimistic(*key[2:]).blocks)
             self.seconds += time.perf_counter() - begin
         return self._optimistic[key]
 
@@ -209,7 +218,7 @@ class BestFirst:
                 self.count["pruned by memory floor"] += 1
                 return
         split = alternative >= 0 and self.prices.boundary_of(setting, alternative) != "R"
-        order = (setting.zero, split, mesh.cp, mesh.tp, mesh.pp, setting.chunks)
+        order = (setting.zero, split, mesh.cp, mesh.ep, mesh.tp, mesh.pp, setting.chunks)
         tie: Tie = (*order, -setting.microbatch, alternative)
         heapq.heappush(self.queue, _Entry(seconds, tie, index, alternative, stage))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from autopar.block_cost import BlockCost, Tied, tie_groups
+from autopar.block_cost import BlockCost, Held, tie_groups
 from autopar.cost import memory
 from autopar.cost.block_moment import gathered_bytes, inside_bytes
 from autopar.cost.setting import Phase, Setting
@@ -194,7 +194,5 @@ def _held_twice(chain: Chain, setting: Setting, gradients: bool) -> int:
     return found
 
 
-def _states(held: BlockCost | Tied, setting: Setting, gradients: bool) -> int:
-    return memory.state_bytes(held, setting) + gradients * memory.gradient_bytes(
-        held.trainable, setting
-    )
+def _states(held: Held, setting: Setting, gradients: bool) -> int:
+    return memory.state_bytes(held, setting) + gradients * memory.gradient_bytes(held, setting)

@@ -39,14 +39,15 @@ class Columns:
 
     Per interval: `seconds` of one micro-batch without recomputation, `end` seconds once per step,
     bytes (`memory`), and whether it can be a stage (`legal`: the runtime's pipeline needs a
-    parameter on every one, and sends no values without gradient beside others). `kept`: of
-    `seconds` what each block adds wherever it is. `which`: of each block its sort; `ways`: all ways
-    to recompute a block of a sort.
+    parameter on every one, and sends no values without gradient beside others). `kept`, `ended`:
+    of `seconds` and `end` what each block adds wherever it is. `which`: of each block its sort;
+    `ways`: all ways to recompute a block of a sort.
     """
 
     seconds: Floats
     kept: Floats
     end: Floats
+    ended: Floats
     which: Ints
     ways: tuple[Way, ...]
     memory: MomentTables
@@ -80,13 +81,15 @@ def build(blocks: Chain | Sequence[BlockCost], setting: Setting) -> Columns:
     entry = of(lambda t: t.first_gather) + sends_back
     seconds = interval_sum(of(lambda t: t.kept)) + entry[:, None]
     seconds[:, 1:] += sends_out[None, :]
-    end = interval_sum(of(lambda t: t.end_dp + t.end_tp + t.end_optimizer))
+    ended = of(lambda t: t.end_dp + t.end_tp + t.end_optimizer)
+    end = interval_sum(ended)
     end += of(lambda t: t.end_first)[:, None]
     tables = moment_tables(chain, setting)
     return Columns(
         seconds=seconds,
         kept=of(lambda t: t.kept),
         end=_with_tied_sync(end, chain, setting),
+        ended=ended,
         which=chain.which,
         ways=ways_of(chain, setting, tables.kinds),
         memory=tables,

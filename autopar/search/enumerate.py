@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autopar.block_cost import CostProvider, SequenceProvider
+from autopar.block_cost import CostProvider, ExpertProvider, SequenceProvider
 from autopar.cluster import Cluster
 from autopar.cost.evaluate import Evaluation, assert_agrees, evaluate
 from autopar.cost.setting import Setting
@@ -25,6 +25,7 @@ from autopar.search.space import cp_degrees, legal_degrees, settings
 from autopar.units import format_seconds
 
 NO_SEQUENCE = "there are no prices of parts of a sequence"
+NO_EXPERTS = "there are no prices of parts of a layer's experts"
 
 
 def _not_worse(best: Choice, scores: Sequence[RecipeScore], *, proven: bool) -> Choice:
@@ -53,7 +54,10 @@ def legal_settings(
     degrees = legal_degrees(provider, cluster)
     on_cp = cp_degrees(provider, cluster)
     reason = provider.no_sequence if isinstance(provider, SequenceProvider) else NO_SEQUENCE
-    check_pins(options.pins, cluster, options.global_batch, names, degrees, on_cp, reason)
+    experts = (1, NO_EXPERTS)
+    if isinstance(provider, ExpertProvider):
+        experts = (provider.experts, provider.no_experts)
+    check_pins(options.pins, cluster, options.global_batch, names, degrees, on_cp, reason, experts)
     found, notes = settings(provider, cluster, options, degrees)
     if not found:
         raise UsageError(

@@ -21,7 +21,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.block_cost import BlockCost, Tied, tie_groups
+from autopar.block_cost import Held, tie_groups
 from autopar.cost import block_moment, memory
 from autopar.cost.fullest_moment import kind_of
 from autopar.cost.setting import Phase, Setting
@@ -50,25 +50,28 @@ class IntervalMoments:
     """Bytes per interval, whatever its place in a pipeline: `fixed`, and `flight` per micro-batch
     in flight without recomputation; `gradients` once they are all there; `scratch` of the end of
     the step (all that is alive in it). `received`, by its first block, and `sent`, by its end: what
-    passes its borders. `kinds`: bytes that a
-    kind of recomputation frees per micro-batch in flight, and bytes that it rebuilds."""
+    passes its borders. `least`: bytes that each block keeps at least per micro-batch. `kinds`:
+    bytes that a kind of recomputation frees per micro-batch in flight, and bytes that it
+    rebuilds."""
 
     def __init__(self, chain: Chain, setting: Setting) -> None:
         build = _Builder(chain, setting)
-        states = build.held(memory.optimizer_bytes)
-        parameters = build.held(memory.parameter_bytes, trained=False)
+        states = build.once(memory.optimizer_bytes)
+        parameters = build.once(memory.parameter_bytes)
         for group, rooted in build.rooted.items():
             tied = chain.tied(group, lambda t: memory.tied_gathered_bytes(t.parameters, setting))
             parameters = parameters + np.where(rooted, interval_max(tied), 0)
-        end = build.held(block_moment.end_parameter_bytes, trained=False)
-        end = end + build.held(block_moment.end_gradient_bytes)
-        fixed = parameters + states + build.held(memory.bucket_bytes)
+        end = build.once(block_moment.end_parameter_bytes)
+        end = end + build.once(block_moment.end_gradient_bytes)
+        fixed = parameters + states + build.once(memory.bucket_bytes)
         self.fixed: Ints = fixed + setting.practice.bucket_bytes
         self.flight: Ints = build.flight
-        self.gradients: Ints = build.held(memory.gradient_bytes)
-        self.scratch: Ints = end + states + build.held(memory.scratch_bytes)
+        self.gradients: Ints = build.once(memory.gradient_bytes)
+        in_turn = interval_max(chain.ints(lambda b: memory.in_turn_bytes(b, setting)))
+        self.scratch: Ints = end + states + np.maximum(build.once(memory.scratch_bytes), in_turn)
         self.received: Ints = build.received
         self.sent: Ints = build.sent
+        self.least: Ints = chain.ints(lambda b: b.least_kept)
         self.kinds = tuple(build.kinds)
         self._build = build
 
@@ -209,11 +212,11 @@ class _Builder:
         # In the order of the chain, so that equal chains have equal tables.
         self.kinds = list(dict.fromkeys(kind_of(b, o) for b in chain.distinct for o in b.options))
 
-    def held(self, term: Callable[[int, Setting], int], *, trained: bool = True) -> Ints:
+    def once(self, term: Callable[[Held, Setting], int]) -> Ints:
         """A term over all blocks; parameters that several of them tie count once."""
 
-        def own(held: BlockCost | Tied) -> int:
-            return term(held.trainable if trained else held.parameters, self.setting)
+        def own(held: Held) -> int:
+            return term(held, self.setting)
 
         total = interval_sum(self.chain.ints(own))
         for group in self.rooted:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, fields, replace
 
 from autopar.cluster import Cluster
 from autopar.cost.memory import DEFAULT_MARGIN, memory_limit
-from autopar.cost.setting import OPTIMIZER_STATES, PRECISION
+from autopar.cost.optimizer import OPTIMIZERS
+from autopar.cost.setting import PRECISION
 from autopar.errors import UsageError
 from autopar.plan_document import BOUNDARY, SCHEDULES
 
-_NUMBERS = ("tp", "pp", "dp", "cp", "microbatch", "microbatches", "chunks")
+_NUMBERS = ("tp", "pp", "dp", "cp", "ep", "microbatch", "microbatches", "chunks")
 RECOMPUTE = ("none", "selective", "full")
 WEIGHTS = ("any", "split")
 
@@ -40,6 +41,7 @@ class Pins:
     weights: str | None = None
     cuts: tuple[str, ...] | None = None
     cp: int | None = None
+    ep: int | None = None
 
     def __str__(self) -> str:
         parts = []
@@ -82,7 +84,7 @@ class SearchOptions:
                 f"global batch {self.global_batch}", next_step="give at least one sample per step"
             )
         _known("precision", self.precision, tuple(PRECISION))
-        _known("optimizer", self.optimizer, tuple(OPTIMIZER_STATES))
+        _known("optimizer", self.optimizer, tuple(OPTIMIZERS))
         if self.memory_limit is not None and self.memory_limit < 1:
             raise UsageError(
                 f"memory limit of {self.memory_limit} bytes",
@@ -181,8 +183,19 @@ def check_pins(
     tp_degrees: Sequence[int],
     cp_degrees: Sequence[int] = (1,),
     no_sequence: str = "",
+    experts: tuple[int, str] = (1, "the model has no experts"),
 ) -> None:
-    """Raise `UsageError` for pins that contradict each other, the cluster, model or batch."""
+    """Raise `UsageError` for pins that contradict each other, the cluster, model or batch.
+
+    `experts`: the number that ep has to divide, and why there are none.
+    """
+    count, no_experts = experts
+    if pins.ep is not None and count % pins.ep:
+        legal = [d for d in range(1, count + 1) if count % d == 0]
+        raise UsageError(
+            f"ep={pins.ep} is not legal: {no_experts or f'it must divide the {count} experts'}",
+            next_step=f"choose one of ep={', '.join(map(str, legal))}",
+        )
     if pins.cp is not None and pins.cp not in cp_degrees:
         why = no_sequence or "it must divide the number of ranks and the sequence"
         raise UsageError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,88 +23,112 @@ GAP = 1e-12
 
 @dataclass(frozen=True)
 class Table:
-    """`seconds[i]` and `end[i]`: price of stage i with k + 1 blocks, the last of them block y + i,
-    at [y, k]; `inf` where there are no such blocks or they do not fit.
+    """`seconds[i]` and `end[i]`: price of stage i with k + 1 blocks, the last of them block
+    first[i] + y, at [y, k]; `inf` where there are no such blocks or they do not fit.
 
-    With n blocks and p stages y runs from 0 to n - p; k to the most blocks of a stage, less 1.
+    y runs over as many rows for every stage, and k to the most blocks of a stage, less 1.
     """
 
     seconds: Floats
     end: Floats
+    first: tuple[int, ...]
+    blocks: int
     microbatches: int
 
     @property
     def stages(self) -> int:
-        return int(self.seconds.shape[0])
+        return len(self.first)
 
     @property
-    def side(self) -> int:
-        return int(self.seconds.shape[1])
+    def most(self) -> int:
+        return int(self.seconds.shape[2])
+
+    @property
+    def shifts(self) -> list[int]:
+        """A stage i at [y, k] begins behind row y - k + shift[i] of the stage before it."""
+        return [b - a - 1 for a, b in itertools.pairwise((-1, *self.first))]
+
+    @property
+    def last_row(self) -> int:
+        """Where the last block of the chain is in the last stage."""
+        return self.blocks - 1 - self.first[-1]
+
+    def edge(self, row: int, value: float) -> Floats:
+        """By row: `value` in one of them, `inf` in the others."""
+        found = np.full(self.seconds.shape[1], np.inf)
+        found[row] = value
+        return found
+
+    def cells_of(self, cuts: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Where the stages of a path are."""
+        pairs = enumerate(itertools.pairwise(cuts))
+        return [(i, b - 1 - self.first[i], b - a - 1) for i, (a, b) in pairs]
 
 
 @dataclass(frozen=True)
 class Partition:
-    """`cuts[i]` to `cuts[i + 1]` are the blocks of stage i, as offsets; `bound` holds for any."""
+    """`cuts[i]` to `cuts[i + 1]` are the blocks of stage i; `bound` holds for any cuts."""
 
     objective: float
     bound: float
     cuts: tuple[int, ...]
 
 
-def at_starts(values: Floats, width: int) -> Floats:
-    """[y, k]: of `values` by x the one of a stage's start, x = y - k; `inf` where there is none."""
-    padded = np.concatenate([np.full(width - 1, np.inf), values])
+def at_starts(values: Floats, width: int, shift: int) -> Floats:
+    """[y, k]: values[y - k + shift], of the stage before by its last block; `inf` beyond."""
+    side, low = len(values), shift - (width - 1)
+    padded = np.full(side + width - 1, np.inf)
+    begin, stop = max(low, 0), min(side + shift, side)
+    if begin < stop:
+        padded[begin - low : stop - low] = values[begin:stop]
     return np.lib.stride_tricks.sliding_window_view(padded, width)[:, ::-1]
 
 
-def _by_start(table: Floats) -> Floats:
-    """[x, k] of a table [y, k], with x = y - k; `inf` beyond the chain."""
+def _behind(table: Floats, shift: int) -> Floats:
+    """[y, k] -> [x, k], x the row of the stage before: x = y - k + shift; `inf` beyond."""
     side, width = table.shape
-    padded = np.concatenate([table, np.full((width - 1, width), np.inf)])
+    above = np.full((min(max(shift, 0), side + width), width), np.inf)
+    below = np.full((width - 1 + max(-shift, 0), width), np.inf)
+    padded = np.concatenate([above, table, below])
     row, column = padded.strides
+    begin = padded[max(-shift, 0) :]
     return np.lib.stride_tricks.as_strided(
-        padded, (side, width), (row, row + column), writeable=False
+        begin, (side, width), (row, row + column), writeable=False
     )
 
 
-def forward_sums(cost: Floats) -> Floats:
-    """[i, x]: smallest sum of stages 0 .. i-1 such that stage i starts at block i + x."""
-    stages, side, width = cost.shape
-    sums = np.full((stages + 1, side), np.inf)
-    sums[0, 0] = 0.0
-    for i in range(stages):
-        # A stage i at [y, k] ends with block y + i: stage i + 1 starts behind it, at offset y.
-        sums[i + 1] = (at_starts(sums[i], width) + cost[i]).min(axis=1)
-    return sums
+def forward_sums(table: Table, cost: Floats) -> Floats:
+    """[i, y]: smallest sum of stages 0 .. i-1, with `cost` as prices, such that stage i - 1 ends
+    in row y; [0]: before the first stage."""
+    sums = [table.edge(0, 0.0)]
+    for seconds, shift in zip(cost, table.shifts, strict=True):
+        sums.append((at_starts(sums[-1], table.most, shift) + seconds).min(axis=1))
+    return np.stack(sums)
 
 
-def backward_sums(cost: Floats) -> Floats:
-    """[i, x]: smallest sum of stages i .. p-1 when stage i starts at block i + x."""
-    stages, side, _ = cost.shape
-    sums = np.full((stages + 1, side), np.inf)
-    sums[stages, side - 1] = 0.0
-    for i in reversed(range(stages)):
-        sums[i] = _by_start(cost[i] + sums[i + 1][:, None]).min(axis=1)
-    return sums
+def backward_sums(table: Table, cost: Floats) -> Floats:
+    """[i, y]: smallest sum of stages i .. p-1 when stage i - 1 ends in row y."""
+    sums = [table.edge(table.last_row, 0.0)]
+    for seconds, shift in zip(cost[::-1], table.shifts[::-1], strict=True):
+        sums.append(_behind(seconds + sums[-1][:, None], shift).min(axis=1))
+    return np.stack(sums[::-1])
 
 
-def smallest_maximum(cost: Floats) -> float:
-    """The smallest possible value of the dearest stage."""
-    stages, side, width = cost.shape
-    best = np.full(side, np.inf)
-    best[0] = -np.inf
-    for i in range(stages):
-        best = np.maximum(at_starts(best, width), cost[i]).min(axis=1)
-    return float(best[side - 1])
+def smallest_maximum(table: Table, cost: Floats) -> float:
+    """The smallest possible value of the dearest stage, with `cost` as prices."""
+    best = table.edge(0, -np.inf)
+    for seconds, shift in zip(cost, table.shifts, strict=True):
+        best = np.maximum(at_starts(best, table.most, shift), seconds).min(axis=1)
+    return float(best[table.last_row])
 
 
 def best_partition(table: Table, cutoff: float = np.inf) -> Partition | None:
     """The best cuts, or None when nothing fits or nothing is below `cutoff`."""
     usable = np.isfinite(table.seconds)
-    slowest = smallest_maximum(table.seconds)
+    slowest = smallest_maximum(table, table.seconds)
     if not np.isfinite(slowest):
         return None
-    longest_end = smallest_maximum(np.where(usable, table.end, np.inf))
+    longest_end = smallest_maximum(table, np.where(usable, table.end, np.inf))
     weight = table.microbatches - 1
     order = itertools.count()
     boxes = [(-np.inf, next(order), slowest, np.inf, longest_end, np.inf)]
@@ -158,27 +183,23 @@ def _smallest_sum(table: Table, tau: float, eps: float) -> tuple[float, tuple[in
     cost = table.seconds
     if np.isfinite(tau) or np.isfinite(eps):
         cost = np.where((cost <= tau) & (table.end <= eps), cost, np.inf)
-    sums = forward_sums(cost)
-    total = float(sums[-1, table.side - 1])
+    sums = forward_sums(table, cost)
+    row, most = table.last_row, table.most
+    total = float(sums[-1, row])
     if not np.isfinite(total):
         return None
-    cuts, width = [table.side - 1], cost.shape[2]
-    for i in reversed(range(table.stages)):
-        y = cuts[-1]
-        through = (at_starts(sums[i], width)[y] + cost[i][y])[::-1]
+    cuts = [table.blocks]
+    for i, shift in reversed(list(enumerate(table.shifts))):
+        through = (at_starts(sums[i], most, shift)[row] + cost[i][row])[::-1]
         # Of equal ones that which starts first.
-        cuts.append(y - (width - 1 - int(through.argmin())))
-    offsets = cuts[::-1]
-    return total, tuple(x + i for i, x in enumerate(offsets))
-
-
-def cells_of(cuts: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    """Where the stages of a path are in a table."""
-    return [(i, b - i - 1, b - a - 1) for i, (a, b) in enumerate(itertools.pairwise(cuts))]
+        width = most - 1 - int(through.argmin())
+        cuts.append(table.first[i] + row - width)
+        row += shift - width
+    return total, tuple(cuts[::-1])
 
 
 def _maxima(table: Table, cuts: tuple[int, ...]) -> tuple[float, float]:
-    cells = cells_of(cuts)
+    cells = table.cells_of(cuts)
     return (
         float(max(table.seconds[c] for c in cells)),
         float(max(table.end[c] for c in cells)),

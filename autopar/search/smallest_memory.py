@@ -24,7 +24,7 @@ from autopar.search.bounds import bound
 from autopar.search.chain import Floats, Ints, interval_sum
 from autopar.search.columns import Columns
 from autopar.search.options import SearchOptions, stage_starts
-from autopar.search.partition import smallest_maximum
+from autopar.search.partition import Table, smallest_maximum
 from autopar.search.result import Choice
 from autopar.search.stages import legal_intervals
 
@@ -87,7 +87,8 @@ def least_peak(
             for i, bytes_ in enumerate(least)
         ]
     )
-    peak = smallest_maximum(cost)
+    ends = Table(cost, cost, tuple(range(table.stages)), table.blocks, table.microbatches)
+    peak = smallest_maximum(ends, cost)
     return int(peak) if np.isfinite(peak) else None
 
 

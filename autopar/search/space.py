@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Sequence
+from math import gcd
 
-from autopar.block_cost import CostProvider, SequenceProvider
+from autopar.block_cost import CostProvider, ExpertProvider, SequenceProvider
 from autopar.cluster import Cluster
 from autopar.cost.setting import Setting
 from autopar.interleaving import refused
@@ -54,6 +55,13 @@ def long_degrees(provider: CostProvider, cluster: Cluster) -> list[int]:
     return [d for d in cp_degrees(provider, cluster) if 1 < d <= most]
 
 
+def ep_degrees(provider: CostProvider, replicas: int) -> list[int]:
+    """Over how many of `replicas` ranks the experts of every layer can be split."""
+    if not isinstance(provider, ExpertProvider):
+        return [1]
+    return divisors(gcd(replicas, provider.experts))
+
+
 def settings(
     provider: CostProvider, cluster: Cluster, options: SearchOptions, tp_degrees: Sequence[int]
 ) -> tuple[list[Setting], list[str]]:
@@ -75,7 +83,6 @@ def settings(
             continue
         for pp in divisors(cluster.size // (cp * tp)):
             dp = cluster.size // (cp * tp) // pp
-            mesh = Mesh(pp, dp, tp, cp)
             if stages not in (None, pp) or pins.dp not in (None, dp):
                 continue
             if pp > most:
@@ -85,7 +92,10 @@ def settings(
             elif options.global_batch % dp:
                 left_out[f"global batch {options.global_batch} does not divide over dp"] += 1
             else:
-                found += _of_mesh(mesh, cluster, options, allowed, (most, what), left_out)
+                for ep in ep_degrees(provider, dp * cp):
+                    if pins.ep in (None, ep):
+                        mesh = Mesh(pp, dp, tp, cp, ep)
+                        found += _of_mesh(mesh, cluster, options, allowed, (most, what), left_out)
     notes = [f"left out {count} x: {reason}" for reason, count in sorted(left_out.items())]
     if not all(held) and any(s.mesh.pp > 1 for s in found):
         alone = ", ".join(n for n, holds in zip(names, held, strict=True) if not holds)

@@ -9,9 +9,9 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,22 +24,23 @@ from autopar.search.columns import Columns, Way
 from autopar.search.knapsack_frontier import KnapsackFrontiers
 from autopar.search.moment_tables import NEVER
 from autopar.search.partition import (
-    GAP,
     Partition,
     Table,
     at_starts,
     backward_sums,
     best_partition,
-    cells_of,
     forward_sums,
     smallest_maximum,
 )
+from autopar.search.windows import Reach, Windows, given
 
 RATIO_GROUPS = 16
 BATCH = 20000
 SINGLES = 96
-# Of longer chains stages of up to twice an even share are looked at first.
-WHOLE_SIDE = 128
+# Plans of so much more than the least possible seconds are looked at first, and then of more and
+# more, unless there are few intervals to look at anyway.
+NEAR, FURTHER = 0.05, 4.0
+FEW_CELLS = 60_000
 # What `recompute` has to be for a block to be recomputed whole, or in part.
 WHOLE = ("auto",)
 PARTIAL = ("auto", "selective")
@@ -77,28 +78,42 @@ def solve(
     """
     if columns.stages > columns.blocks:
         return None
-    side = columns.blocks - columns.stages + 1
-    most = (
-        side
-        if side <= WHOLE_SIDE
-        else max(1, WHOLE_SIDE // 2, 2 * columns.blocks // columns.stages)
-    )
     if starts is not None:
-        most = max(b - a for a, b in pairwise([*starts, columns.blocks]))
-    while True:
-        found = _solve(columns, limit, recompute, starts, cutoff, min(most, side))
-        beyond = _beyond(columns, most) if starts is None and most < side else np.inf
-        best = found.objective if found else cutoff
-        if beyond >= best * (1 - GAP):
-            return replace(found, bound=min(found.bound, beyond)) if found else None
-        most *= 2
+        windows = given(starts, columns.blocks)
+        return _solve(columns, limit, recompute, starts, cutoff, windows)
+    reach = Reach(columns, limit, least_seconds(columns, recompute))
+    for target, windows in _targets(reach, cutoff):
+        found = _solve(columns, limit, recompute, None, target, windows)
+        if found is not None:
+            return found
+    return None
 
 
-def _beyond(columns: Columns, most: int) -> float:
-    """No cuts with a stage of more than `most` blocks take less than these seconds."""
-    kept = np.concatenate([[0.0], np.cumsum(columns.kept)])
-    longer = float((kept[most + 1 :] - kept[: -most - 1]).min())
-    return float(kept[-1] + (columns.microbatches - 1) * longer)
+def least_seconds(columns: Columns, recompute: str) -> Floats:
+    """What every block adds to its stage, wherever it is, and at least."""
+    if recompute != FULL:
+        return columns.kept
+    full = {w.sort: w.extra for w in columns.ways if w.label == FULL}
+    extra: Floats = np.array([full[int(sort)] for sort in columns.which], np.float64)
+    return columns.kept + extra
+
+
+def _targets(reach: Reach, cutoff: float) -> Iterator[tuple[float, Windows]]:
+    """Rising targets up to `cutoff`, and the windows of the plans below them. A plan below a target
+    is the best of all when none is below the targets before it."""
+    last = reach.below(cutoff)
+    if last is None:
+        return
+    more = NEAR
+    while last.cells > FEW_CELLS:
+        target = reach.bound * (1 + more)
+        near = reach.below(target) if target < cutoff else last
+        if near is not None and 2 * near.cells > last.cells:
+            break
+        if near is not None:
+            yield target, near
+        more *= FURTHER
+    yield cutoff, last
 
 
 def _solve(
@@ -107,10 +122,10 @@ def _solve(
     recompute: str,
     starts: Sequence[int] | None,
     cutoff: float,
-    most: int,
+    windows: Windows,
 ) -> StageSolution | None:
-    """`solve`, of stages of at most so many blocks."""
-    search = _Search(columns, limit, recompute, starts, most)
+    """`solve` within windows."""
+    search = _Search(columns, limit, recompute, starts, windows)
     best: Partition | None = None
     while True:
         found = best_partition(search.table, best.objective if best else cutoff)
@@ -133,10 +148,10 @@ class _Search:
         limit: float,
         recompute: str,
         starts: Sequence[int] | None,
-        most: int,
+        windows: Windows,
     ) -> None:
-        self.columns, self.band = columns, Band(columns.blocks, most)
-        self.side = columns.blocks - columns.stages + 1
+        self.columns, self.band = columns, Band(columns.blocks, windows.most)
+        self.first = np.array(windows.first)
         memory = columns.memory
         self.full = {w.sort: w for w in columns.ways if w.label == FULL}
         self.whole = recompute == FULL
@@ -150,7 +165,7 @@ class _Search:
         # Bytes per micro-batch that recomputation has to free, for each stage, and those for each
         # item among the recomputed; the limit is compared in whole bytes.
         memory = columns.memory.taken(take)
-        rows = [slice(i, i + self.side) for i in range(columns.stages)]
+        rows = [slice(first, first + windows.side) for first in windows.first]
         needs = [memory.needs(i, int(np.floor(limit)), rows[i]) for i in range(columns.stages)]
         if self.whole:
             gain = np.array([self.full[int(sort)].gain for sort in columns.which], np.int64)
@@ -167,14 +182,21 @@ class _Search:
         self.thresholds = np.zeros((*self.need.shape, len(self.items)), np.int64)
         for item, kind in enumerate(self.items.kind):
             self.thresholds[..., item] = asked[kind]
-        # A stage starts at no block before as many as there are stages before it.
-        width = np.arange(take.most)
-        legal = np.arange(self.side)[:, None] >= width[None, :]
-        table = np.stack([np.where(fits[r] & legal, seconds[r], np.inf) for r in rows])
+        table = np.stack([np.where(fits[r], seconds[r], np.inf) for r in rows])
+        end = take(columns.end)
+        self.table = Table(
+            table,
+            np.stack([end[r] for r in rows]),
+            windows.first,
+            columns.blocks,
+            columns.microbatches,
+        )
+        # A stage begins behind a row of the one before it.
+        row = np.arange(windows.side)[:, None] - np.arange(take.most)[None, :]
+        row = row + np.array(self.table.shifts)[:, None, None]
+        table[(row < 0) | (row >= windows.side)] = np.inf
         self.exact = self.need <= 0
         self._relax(table)
-        end = take(columns.end)
-        self.table = Table(table, np.stack([end[r] for r in rows]), columns.microbatches)
 
     def _whole_need(self, need: Ints, each: Ints, rows: slice) -> Ints:
         """What a stage needs to be free when all of its blocks are recomputed whole."""
@@ -188,7 +210,8 @@ class _Search:
     def _interval(self, cell: Ints) -> tuple[Ints, Ints, Ints]:
         """Stage, first block and end of cells of the table."""
         stage, row, width = cell
-        return stage, row - width + stage, row + stage + 1
+        stop = self.first[stage] + row + 1
+        return stage, stop - width - 1, stop
 
     def _relax(self, table: Floats) -> None:
         """Add the linear relaxation of every knapsack; `inf` where even all is too little."""
@@ -230,7 +253,7 @@ class _Search:
 
     def price_path(self, cuts: tuple[int, ...]) -> bool:
         """Make the columns of a path exact; True when they were already."""
-        cells = cells_of(cuts)
+        cells = self.table.cells_of(cuts)
         open_cells = [c for c in cells if not self.exact[c]]
         for cell in open_cells:
             self.table.seconds[cell] = self._plain(cell) + self._knapsack(cell)[0]
@@ -246,11 +269,13 @@ class _Search:
     def price_promising(self, target: float) -> None:
         """Make exact the columns that may be part of a path of less than `target` seconds."""
         table, weight = self.table, self.columns.microbatches - 1
-        slowest = smallest_maximum(table.seconds)
+        slowest = smallest_maximum(table, table.seconds)
         if not np.isfinite(slowest):
             return
-        ahead, behind = forward_sums(table.seconds), backward_sums(table.seconds)
-        starts = np.stack([at_starts(a, self.band.most) for a in ahead[:-1]])
+        ahead = forward_sums(table, table.seconds)
+        behind = backward_sums(table, table.seconds)
+        before = zip(ahead[:-1], table.shifts, strict=True)
+        starts = np.stack([at_starts(a, self.band.most, shift) for a, shift in before])
         through = starts + table.seconds + behind[1:, :, None]
         bound = through if weight == 0 else through + weight * np.maximum(table.seconds, slowest)
         cells = np.array(np.nonzero(~self.exact & (bound < target)))
@@ -300,7 +325,7 @@ class _Search:
         """How each recomputed block of a stage is: its first blocks free the most."""
         if self.whole:
             return dict.fromkeys(range(start, stop), FULL)
-        _, left = self._knapsack((stage, stop - stage - 1, stop - start - 1))
+        _, left = self._knapsack((stage, stop - int(self.first[stage]) - 1, stop - start - 1))
         found = {}
         for block in range(start, stop):
             mine = np.flatnonzero(self.items.sort == self.columns.which[block])

@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 
 from autopar.cluster import Cluster
-from autopar.cost.setting import EVALUATED_PRECISION, OPTIMIZER_STATES
+from autopar.cost.optimizer import OPTIMIZERS
+from autopar.cost.setting import EVALUATED_PRECISION
 from autopar.errors import UsageError
 from autopar.mesh import Mesh
 from autopar.workflow.configuration import RECOMPUTE, Configuration
@@ -21,7 +22,7 @@ WORDS = {
     "schedule": ("gpipe", "1f1b", "interleaved"),
     "recompute": RECOMPUTE,
     "precision": tuple(EVALUATED_PRECISION),
-    "optimizer": tuple(OPTIMIZER_STATES),
+    "optimizer": tuple(OPTIMIZERS),
 }
 REQUIRED = ("tp", "pp", "zero", "microbatch", "recompute")
 

@@ -109,7 +109,7 @@ def _predict_group(job: Job) -> Part:
 
     from autopar.passes.capture import capture
     from autopar.workflow.evaluator import Evaluator
-    from autopar.workflow.model_costs import prepare
+    from autopar.workflow.prepare import prepare
     from autopar.workflow.stand_in import stand_in
 
     programs = {}

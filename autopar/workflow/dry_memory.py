@@ -3,26 +3,22 @@ without the memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import nn
 
 from autopar.api import rewrite_for
+from autopar.cost.optimizer import LEAST_QUANTIZED
 from autopar.passes.rewrite.place_on_device import place_on_device
 from autopar.plan_document import Plan
 from autopar.program import Program
 from autopar.runtime.dry_run import dry_run, empty_batch
 from autopar.runtime.live_bytes import LiveBytes, Peak
+from autopar.runtime.planned_optimizer import eight_bit_adamw, planned_optimizer
 from autopar.runtime.program import DistributedProgram
 from autopar.runtime.ranks import Ranks
 
-OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, foreach=True),
-    "sgd": lambda parameters: torch.optim.SGD(parameters, foreach=True),
-    "sgd-momentum": lambda parameters: torch.optim.SGD(parameters, momentum=0.9, foreach=True),
-}
+# Those that torch runs over all parameters at once on an accelerator.
+AT_ONCE = ("adamw", "sgd", "sgd-momentum")
 
 
 def dry_memory(model: nn.Module, program: Program, plan: Plan, stage: int) -> Peak:
@@ -35,18 +31,30 @@ def dry_memory(model: nn.Module, program: Program, plan: Plan, stage: int) -> Pe
     with dry_run(stage * plan.mesh.stride("pp"), plan.mesh.size) as shapes_only:
         ranks = Ranks.create(plan.mesh)
         parts = rewrite_for(program, plan).stages
-        groups = {axis: ranks.group(axis).group_name for axis in ("dp", "cp", "tp")}
+        groups = ranks.group_names()
         for index in plan.stage_indexes(stage):
             place_on_device(parts[index], ranks.device, groups)
-        with shapes_only:
+        _make_tables(plan.optimizer)
+        with shapes_only, torch.compiler.set_stance("force_eager"):
             distributed = DistributedProgram(parts, plan, ranks, model)
             return measured_step(distributed)
+
+
+def _make_tables(optimizer: str) -> None:
+    """torchao computes once what its 8-bit codes stand for: with numbers, so before there are
+    none."""
+    if optimizer == "adamw-8bit":
+        parameter = nn.Parameter(torch.zeros(LEAST_QUANTIZED))
+        parameter.grad = torch.zeros_like(parameter)
+        with torch.compiler.set_stance("force_eager"):
+            eight_bit_adamw()([parameter]).step()
 
 
 def measured_step(distributed: DistributedProgram) -> Peak:
     """The fullest moment of a whole step, after one that leaves states and buffers in place."""
     batch = empty_batch(distributed)
-    optimizer = OPTIMIZERS[distributed.plan.optimizer](list(distributed.parameters()))
+    together = {"foreach": True} if distributed.plan.optimizer in AT_ONCE else {}
+    optimizer = planned_optimizer(distributed, **together)
     live = LiveBytes(distributed, optimizer)
     with live:
         for _ in range(2):

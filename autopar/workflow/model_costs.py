@@ -20,73 +20,21 @@ from autopar.block_cost import Alternative, BlockCost, ChainCost
 from autopar.cluster import Cluster
 from autopar.experts import EXPERTS
 from autopar.op_call import OpCall, Operand, types_of
-from autopar.parts import Parts, Slot
-from autopar.passes.analysis.batch_statistics import is_batch_norm, updates_of_batch
+from autopar.parts import Slot
 from autopar.passes.analysis.block_costs import block_cost
 from autopar.passes.analysis.blocks import analyse_blocks
-from autopar.passes.analysis.coupled_samples import (
-    COUNTED,
-    batch_statistics,
-    counts_in_backward,
-    coupling_op,
-)
-from autopar.passes.analysis.loss_form import loss_form, loss_remedy
-from autopar.passes.pass_manager import run_passes
-from autopar.passes.pipeline import front_pipeline
+from autopar.passes.analysis.loss_form import loss_form
 from autopar.placement import Placement, Replicate, Shard
-from autopar.program import Program, copy_graph, module_path, user_line
+from autopar.program import Program, copy_graph
 from autopar.workflow.block_kinds import BlockKinds, Kind
+from autopar.workflow.expert_kinds import ExpertKinds, expert_count
 from autopar.workflow.expert_ways import missing_ways
-from autopar.workflow.placed_blocks import PlacedBlocks, confirm, placed_blocks
+from autopar.workflow.placed_blocks import PlacedBlocks, Solved, confirm, placed_blocks
 from autopar.workflow.price_bounds import block_bound, only_seconds, part_of_sequence
 from autopar.workflow.rank_block import to_rank_block
 from autopar.workflow.sequence_kinds import SequenceKinds, splits
 
 _PRODUCTS = frozenset({"linear", "addmm", "mm", "matmul", "bmm", "embedding"})
-
-
-def prepare(program: Program, sizes: dict[str, int]) -> Program:
-    """The front half of the passes: what the search and the back half start from."""
-    own = program.with_graph(copy_graph(program.graph_module))
-    parts, _ = run_passes(Parts(own, sizes=sizes), front_pipeline())
-    if parts.program.batch_stays_whole:
-        return parts.program
-    together, statistics = _why_together(parts.program)
-    if together:
-        return replace(parts.program, one_micro_batch=together, batch_statistics=statistics)
-    return replace(parts.program, batch_stays_whole=_why_whole(parts.program))
-
-
-def _why_together(program: Program) -> tuple[str, frozenset[str]]:
-    """Why all samples of a step must pass together although they may be spread over dp, and the
-    statistics to sum then; '' when they need not, or may not be spread."""
-    norm = next((n for n in program.graph.nodes if is_batch_norm(n)), None)
-    moved = updates_of_batch(program)
-    if (norm is None and not moved) or loss_form(program).kind == "unknown":
-        return "", frozenset()
-    found = batch_statistics(program)
-    if found is None:
-        return "", frozenset()
-    if norm is not None:
-        where = module_path(norm) or user_line(norm)
-        return f"the batch norm {where!r} takes statistics of the whole batch", found
-    return f"a step changes the buffer {moved[0]!r}", found
-
-
-def _why_whole(program: Program) -> str:
-    """Why the loss of a batch does not follow from those of its parts; '' when it does."""
-    if moved := updates_of_batch(program):
-        return f"a step changes the buffer {moved[0]!r}"
-    if loss_form(program).kind == "unknown":
-        remedy = loss_remedy(program)
-        why = "the loss is no mean or sum over samples that could be recognised"
-        return f"{why} ({remedy})" if remedy else why
-    if (op := coupling_op(program)) is None:
-        return ""
-    where = f"{op.name} ({user_line(op) or module_path(op)})"
-    if counts_in_backward(op):
-        return f"{COUNTED} counts indices of the whole batch in {where}"
-    return f"samples depend on each other in {where}"
 
 
 class ModelCosts:
@@ -125,10 +73,13 @@ class ModelCosts:
         self._alternatives: dict[tuple[int, int], tuple[Alternative, ...]] = {}
         self._optimistic: dict[tuple[int, int], ChainCost] = {}
         self._prices: dict[object, BlockCost] = {}
+        self._solved: dict[object, Solved] = {}
+        self._bounds: dict[tuple[int, int], BlockCost] = {}
         self._points: dict[tuple[int, int, str], tuple[PlacedBlocks, bool]] = {}
         self.cp = 1
         self._root = self
-        self._over: dict[tuple[int, int], ModelCosts] = {}
+        self.ep = 1
+        self._over: dict[tuple[int, int, int], ModelCosts] = {}
 
     def cp_degrees(self, limit: int) -> list[int]:
         """Degrees up to `limit` that divide the sequence (1 alone where there is none)."""
@@ -148,20 +99,41 @@ class ModelCosts:
     def _splits(self) -> tuple[int, str]:
         return splits(self.program, self.blocks, self.kinds.bindings(self.sizes["batch"]))
 
-    def over(self, cp: int, tp: int) -> ModelCosts:
-        """The prices on one of `cp` ranks that split the sequence, each of `tp` neighbours."""
-        if cp == 1:
+    @property
+    def experts(self) -> int:
+        """The number that ep has to divide; 1 when no experts can be split."""
+        return self._experts[0]
+
+    @property
+    def no_experts(self) -> str:
+        """Why no experts can be split, '' where they can."""
+        return self._experts[1]
+
+    @cached_property
+    def _experts(self) -> tuple[int, str]:
+        return expert_count(self.kinds.at(self.sizes["batch"]), self.tied)
+
+    def over(self, cp: int, tp: int, ep: int = 1) -> ModelCosts:
+        """The prices on one of `cp` ranks that split the sequence, each of `tp` neighbours, when
+        `ep` of them split the experts of every layer."""
+        if cp == ep == 1:
             return self
-        if (cp, tp) not in self._over:
+        # How experts are split does not depend on tp, how sequences are does.
+        key = cp, tp if cp > 1 else 1, ep
+        if key not in self._over:
+            if ep > 1:
+                outer = self.over(cp, tp)
+                kinds: BlockKinds = ExpertKinds(outer.kinds, ep)
+            else:
+                axis = Axis(cp, tp, self.cluster)
+                kinds = SequenceKinds(self.kinds, self.groups, axis, self.notes)
             found = copy(self)
-            found.cp = cp
-            found.kinds = SequenceKinds(
-                self.kinds, self.groups, Axis(cp, tp, self.cluster), self.notes
-            )
-            found._alternatives, found._optimistic = {}, {}
-            found._prices, found._points = {}, {}
-            self._over[cp, tp] = found
-        return self._over[cp, tp]
+            found.cp, found.ep, found.kinds = cp, ep, kinds
+            found._alternatives, found._optimistic, found._points = {}, {}, {}
+            if cp > 1:
+                found._prices, found._solved, found._bounds = {}, {}, {}
+            self._over[key] = found
+        return self._over[key]
 
     def tp_degrees(self, limit: int) -> list[int]:
         """Degrees up to `limit` at which at least one matrix product of the model can be split."""
@@ -214,14 +186,19 @@ class ModelCosts:
         """Every op with its fastest strategy and no communication; a tp-th part of all memory."""
         key = (tp, microbatch)
         if key not in self._optimistic and self.cp > 1:
-            least = self._root.optimistic(tp, microbatch)
+            least = self._root.over(1, tp, self.ep).optimistic(tp, microbatch)
             blocks = tuple(part_of_sequence(b, self.cp) for b in least.blocks)
             self._optimistic[key] = replace(least, blocks=blocks)
         if key not in self._optimistic:
             kinds = self.kinds.at(microbatch)
             by_kind = {b.kind: b for b in self.whole(microbatch).blocks}
             device = self.cluster.device
-            found = {k: block_bound(by_kind[k], kinds[k], tp, device) for k in kinds}
+            found = {}
+            for name, kind in kinds.items():
+                if (id(kind), tp) not in self._bounds:
+                    bound = block_bound(by_kind[name], kind, tp, device)
+                    self._bounds[id(kind), tp] = bound
+                found[name] = self._bounds[id(kind), tp]
             self._optimistic[key] = self._along_chain("", "bound", found)
         return self._optimistic[key]
 
@@ -268,7 +245,9 @@ class ModelCosts:
     ) -> BlockCost:
         """Price of one distinct block under given placements, from its rewritten graph; kept, as
         points of the frontier often differ in one kind only."""
-        key = (kind, tp, microbatch, boundary, frozenset(chosen.items()))
+        # Kinds that are the same object are the same block, however experts are split.
+        of = self.kinds.at(microbatch)[kind]
+        key = (id(of), tp, boundary, frozenset(chosen.items()))
         if key not in self._prices:
             graph, slots = self.placed_graph(kind, tp, microbatch, chosen, boundary)
             self._prices[key] = block_cost(kind, kind, graph, slots, self._axis(tp), self.tied)
@@ -308,6 +287,7 @@ class ModelCosts:
                 boundary,
                 self.state_bytes,
                 split_weights=split,
+                known=self._solved,
             ):
                 least = {k: only_seconds(floor[k], placed.seconds[k]) for k in kinds}
                 chain = self._along_chain(str(boundary), placed.label, least)
@@ -341,9 +321,10 @@ class ModelCosts:
             for k in self.blocks.kinds
         }
         found = self._along_chain(str(boundary), label, priced, placements)
-        if not isinstance(self.kinds, SequenceKinds):
+        kinds = self.kinds.whole if isinstance(self.kinds, ExpertKinds) else self.kinds
+        if not isinstance(kinds, SequenceKinds):
             return found
-        return replace(found, cp_placements=self.kinds.placements[microbatch])
+        return replace(found, cp_placements=kinds.placements[microbatch])
 
     def _along_chain(
         self,
@@ -369,7 +350,7 @@ class ModelCosts:
                 if call.op_name == "scaled_dot_product_attention" and "shard g" not in names:
                     why = _why_not_by_heads(call, tp)
                     self.notes[f"tp={tp}: attention of {name} is not split by heads, {why}"] = None
-                elif call.op_name in EXPERTS:
+                elif call.op_name in EXPERTS and self.ep == 1:
                     for way, why in missing_ways(call, names, tp).items():
                         self.notes[f"tp={tp}: experts of {name} are not {way}: {why}"] = None
 

@@ -22,6 +22,10 @@ from autopar.workflow.block_kinds import Kind
 PRICES = (0.0, 1e-12, 1e-10)
 
 
+# Of a group of kinds, for each price: placements and seconds by kind; None when none is legal.
+Solved = tuple[tuple[dict[str, dict[str, str]], dict[str, float]], ...] | None
+
+
 @dataclass(frozen=True)
 class PlacedBlocks:
     """One point of the frontier: `placements[kind][op]`, and each kind's seconds, forward and
@@ -45,27 +49,45 @@ def placed_blocks(
     state_bytes: float,
     *,
     split_weights: bool,
+    known: dict[object, Solved] | None = None,
 ) -> list[PlacedBlocks]:
     """The distinct points for one boundary placement; none when no placement is legal.
 
-    `groups`: names of kinds that share parameters and are solved together.
+    `groups`: names of kinds that share parameters and are solved together. `known` keeps what was
+    solved: kinds that are the same objects need no other answer.
     """
     found = [PlacedBlocks(boundary, price, {}, {}) for price in PRICES]
+    known = {} if known is None else known
     for group in groups:
-        problem = _problem(kinds, group, axis, boundary, state_bytes, split_weights)
-        try:
-            solutions = solve(problem, PRICES)
-        except InfeasibleError:
+        key = (*(id(kinds[k]) for k in group), axis.ranks, str(boundary), split_weights)
+        if key not in known:
+            problem = _problem(kinds, group, axis, boundary, state_bytes, split_weights)
+            known[key] = _solved(problem, {k: kinds[k] for k in group})
+        solved = known[key]
+        if solved is None:
             return []
-        for point, solution in zip(found, solutions, strict=True):
-            point.seconds.update(seconds_by_block(problem, solution.choice))
-            for kind in group:
-                point.placements[kind] = named_in_plan(kinds[kind], solution.choice)
+        for point, (placements, seconds) in zip(found, solved, strict=True):
+            point.seconds.update(seconds)
+            point.placements.update(placements)
     distinct: list[PlacedBlocks] = []
     for point in found:
         if all(point.placements != other.placements for other in distinct):
             distinct.append(point)
     return distinct
+
+
+def _solved(problem: Problem, kinds: Mapping[str, Kind]) -> Solved:
+    try:
+        solutions = solve(problem, PRICES)
+    except InfeasibleError:
+        return None
+    return tuple(
+        (
+            {name: named_in_plan(kind, s.choice) for name, kind in kinds.items()},
+            seconds_by_block(problem, s.choice),
+        )
+        for s in solutions
+    )
 
 
 def confirm(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autopar.block_cost import BlockCost
+from autopar.block_cost import BlockCost, Experts
 from autopar.cluster import Device
 from autopar.workflow.block_kinds import Kind
 
@@ -27,6 +27,7 @@ def block_bound(whole: BlockCost, kind: Kind, tp: int, device: Device) -> BlockC
         # Split evenly or not at all, so rounding up is no less a bound, and some is never none.
         parameters=-(-whole.parameters // tp),
         trainable=-(-whole.trainable // tp),
+        shapes=(),
         saved_bytes=whole.saved_bytes // tp,
         input_bytes=whole.input_bytes // tp,
         transient_bytes=0,
@@ -34,9 +35,12 @@ def block_bound(whole: BlockCost, kind: Kind, tp: int, device: Device) -> BlockC
         largest_parameter=0,
         boundary_bytes=whole.boundary_bytes // tp,
         backward_weights=0.0,
+        forward_ep=0.0,
+        backward_ep=0.0,
+        experts=Experts(whole.experts.parameters // tp, whole.experts.trainable // tp),
         parameter_reduce_seconds=0.0,
         tied=tuple(
-            replace(t, parameters=t.parameters // tp, trainable=t.trainable // tp)
+            replace(t, parameters=t.parameters // tp, trainable=t.trainable // tp, shapes=())
             for t in whole.tied
         ),
         partial=tuple(

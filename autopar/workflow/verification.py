@@ -247,17 +247,13 @@ def _train(
     steps: int,
     loss_fn: LossFunction | None,
 ) -> None:
-    """AdamW on both; the same batch each step (the first step's gradients are there already).
+    """AdamW on both, or Adafactor where the plan counts with it; the same batch each step (the
+    first step's gradients are there already).
 
     `eps` is above the rounding of gradients: AdamW would blow up the noise of a gradient that is
     exactly zero in theory (that of a key bias) to steps of full length.
     """
-
-    def adamw(parameters: Any) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=1e-3, eps=1e-6)
-
-    optimizer = adamw(program.parameters())
-    twin = adamw(reference.parameters()) if reference is not None else None
+    optimizer, twin = _optimizers(program, reference)
     for _ in range(steps):
         optimizer.step()
         optimizer.zero_grad()
@@ -281,6 +277,20 @@ def _train(
     pairs = zip(verdict.step_losses, verdict.reference_step_losses, strict=True)
     together = all(abs(a - b) <= 1e-4 * max(abs(b), 1e-6) for a, b in pairs)
     verdict.equal = verdict.equal and together
+
+
+def _optimizers(
+    program: Any, reference: nn.Module | None
+) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer | None]:
+    """One for the program, and torch's own for one device."""
+    if program.plan.optimizer == "adafactor":
+        options: dict[str, Any] = {"lr": 1e-3, "eps": (1e-6, 1e-3)}
+        one_device: Any = torch.optim.Adafactor
+        optimizer = program.make_optimizer(**options)
+    else:
+        options, one_device = {"lr": 1e-3, "eps": 1e-6}, torch.optim.AdamW
+        optimizer = one_device(program.parameters(), **options)
+    return optimizer, one_device(reference.parameters(), **options) if reference else None
 
 
 def verify_plans(

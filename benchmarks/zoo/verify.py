@@ -25,8 +25,9 @@ from autopar.search.enumerate import search
 from autopar.search.infeasible import explain_infeasible, infeasible_error
 from autopar.search.options import SearchOptions, parse_pins
 from autopar.workflow.forced_pins import forced_pins
-from autopar.workflow.model_costs import ModelCosts, prepare
+from autopar.workflow.model_costs import ModelCosts
 from autopar.workflow.outcome import build_plan
+from autopar.workflow.prepare import prepare
 from autopar.workflow.verification import Case, Verdict, compare_with_one_device, random_batch
 from benchmarks.zoo.architecture import BATCH, Architecture, Toy
 from benchmarks.zoo.ranks import fork

@@ -12,8 +12,9 @@ from typing import NamedTuple
 from torch import fx
 
 from autopar.axis import Axis
-from autopar.block_cost import BlockCost, Tied
+from autopar.block_cost import BlockCost, Experts, Tied
 from autopar.cost.collective import collective_time
+from autopar.mesh import EP
 from autopar.parts import Slot
 from autopar.passes.analysis.block_memory import block_memory
 from autopar.passes.analysis.recompute_frontier import recompute_frontier
@@ -33,11 +34,15 @@ class _Held(NamedTuple):
     largest: int
     late: int
     tied: tuple[Tied, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    experts: Experts
 
 
 def _held(graph: fx.GraphModule, slots: tuple[Slot, ...], tied: Mapping[str, str]) -> _Held:
     parameters = trainable = late = largest = 0
     shared: dict[str, Tied] = {}
+    shapes: list[tuple[int, ...]] = []
+    experts = Experts()
     placeholders = graph.graph.find_nodes(op="placeholder")
     for node, slot in zip(placeholders, slots, strict=True):
         if slot.kind != "parameter":
@@ -45,15 +50,23 @@ def _held(graph: fx.GraphModule, slots: tuple[Slot, ...], tied: Mapping[str, str
         count = node.meta["val"].numel()
         parameters += count
         trained = count if node.meta.get("requires_grad") else 0
+        own = (tuple(map(int, node.meta["val"].shape)),) if trained else ()
+        shapes += own
         trainable += trained
         largest = max(largest, trained)
+        if node.meta.get(EP):
+            shaped = experts.shapes + own
+            experts = Experts(experts.parameters + count, experts.trainable + trained, shaped)
         if slot.name in tied:
             group = tied[slot.name]
             known = shared.get(group, Tied(group, 0, 0))
-            shared[group] = Tied(group, known.parameters + count, known.trainable + trained)
+            shared[group] = Tied(
+                group, known.parameters + count, known.trainable + trained, known.shapes + own
+            )
         if node.meta["placement"].gradient_is_partial:
             late += count * node.meta["val"].element_size()
-    return _Held(parameters, trainable, largest, late, tuple(shared.values()))
+    held = tuple(shared.values())
+    return _Held(parameters, trainable, largest, late, held, tuple(sorted(shapes)), experts)
 
 
 def block_cost(
@@ -69,6 +82,7 @@ def block_cost(
     found = roofline(graph, axis)
     prices = [p.cost for p in found]
     on_cp = [p.cost for p in found if p.axis == "cp"]
+    on_ep = [p.cost for p in found if p.axis == EP]
     ops = [p for p in prices if p.bound != COMMUNICATION]
     moves = [p for p in prices if p.bound == COMMUNICATION]
     held = _held(graph, slots, tied)
@@ -84,6 +98,8 @@ def block_cost(
         backward_comm=sum(p.backward_seconds for p in moves),
         forward_cp=sum(p.forward_seconds for p in on_cp),
         backward_cp=sum(p.backward_seconds for p in on_cp),
+        forward_ep=sum(p.forward_seconds for p in on_ep),
+        backward_ep=sum(p.backward_seconds for p in on_ep),
         flops=sum(p.forward_flops + p.backward_flops for p in ops),
         parameters=held.parameters,
         trainable=held.trainable,
@@ -99,5 +115,7 @@ def block_cost(
         boundary_bytes=sum(v.nbytes for v in outputs if v.dim()),
         parameter_reduce_seconds=_seconds("all_reduce", held.late, axis) if held.late else 0.0,
         tied=held.tied,
+        shapes=held.shapes,
+        experts=held.experts,
         partial=recompute_frontier(graph, slots, axis, memory.reduced_transient),
     )

@@ -8,13 +8,13 @@ from torch import fx
 
 from autopar.axis import Axis
 from autopar.cost.collective import collective_time
-from autopar.cost.experts import exchange_seconds
 from autopar.cost.op_cost import is_view
-from autopar.experts import EXCHANGED, EXPERTS
+from autopar.experts import EXPERTS
 from autopar.op_call import STATIC, OpCall, types_of
 from autopar.parts import Slot
 from autopar.passes.analysis.blocks import local_op_names
 from autopar.passes.analysis.candidates import Candidates, local_type
+from autopar.passes.analysis.expert_moves import expert_moves
 from autopar.passes.analysis.saved_tensors import Saved, saved_by
 from autopar.passes.analysis.sequence_moves import sequence_moves
 from autopar.placement import Placement, Replicate, ReplicatePartialGrad, Shard
@@ -160,10 +160,8 @@ def _add_op(
     saved = saved_by(call)
     choices = []
     for strategy, local, price in found.prices(node, axis.cluster.device):
-        exchange = 0.0
-        if strategy.local_op == EXCHANGED:
-            exchange = sum(exchange_seconds(local, axis.stride, axis.cluster))
-        elif move := sequence_moves(local, axis):
+        exchange = sum(expert_moves(local, axis))
+        if move := sequence_moves(local, axis):
             exchange = move[1] + move[2]
         choices.append(
             Choice(

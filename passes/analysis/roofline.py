@@ -9,10 +9,11 @@ from torch import fx
 
 from autopar.axis import Axis
 from autopar.cost.collective import collective_time
-from autopar.cost.experts import exchange_seconds
 from autopar.cost.op_cost import OpCost, is_view, op_cost
 from autopar.experts import EXCHANGED
+from autopar.mesh import EP
 from autopar.op_call import STATIC, op_call
+from autopar.passes.analysis.expert_moves import expert_moves, over_replicas
 from autopar.passes.analysis.flops import forward_flops
 from autopar.passes.analysis.sequence_moves import sequence_moves
 from autopar.program import module_path, tensors_of
@@ -23,7 +24,7 @@ COMMUNICATION = "communication"
 @dataclass(frozen=True, slots=True)
 class OpPrice:
     """One op of a block as priced: for the roofline table and the picture. `axis`: cp for the
-    messages of splitting the sequence."""
+    messages of splitting the sequence, ep for those between ranks that split experts."""
 
     node: str
     op: str
@@ -51,9 +52,9 @@ def roofline(graph: fx.GraphModule, axis: Axis) -> list[OpPrice]:
         cost = op_cost(call, forward_flops(node, call), axis.cluster.device)
         prices.append(OpPrice(node.name, call.op_name, call.path, cost, is_view(call)))
         if call.op_name == EXCHANGED:
-            times = exchange_seconds(call, axis.stride, axis.cluster)
-            cost = OpCost(*times, 0.0, 0.0, 0.0, COMMUNICATION)
-            prices.append(OpPrice(node.name, "all_to_all", call.path, cost, trivial=False))
+            cost = OpCost(*expert_moves(call, axis), 0.0, 0.0, 0.0, COMMUNICATION)
+            over = EP if over_replicas(call) else ""
+            prices.append(OpPrice(node.name, "all_to_all", call.path, cost, False, over))
     return prices
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from autopar.errors import PlanError
+from autopar.mesh import EP
 from autopar.op_call import Bindings, types_of
 from autopar.parts import Parts
 from autopar.passes.analysis.blocks import Block, Blocks
@@ -82,7 +83,8 @@ def _parameters(parts: Parts, blocks: Blocks) -> dict[str, ParameterSpec]:
             fqn, value = items[name].target, nodes[name].meta["val"]
             placement: Placement = local.meta["placement"]
             before = specs.get(fqn)
-            if before is not None and before.placement != placement:
+            over_ep = bool(local.meta.get(EP))
+            if before is not None and (before.placement, before.over_ep) != (placement, over_ep):
                 raise PlanError(
                     f"parameter {fqn!r} is shared by blocks that place it differently: "
                     f"{before.placement} and {placement} (block {block.name!r})",
@@ -97,6 +99,7 @@ def _parameters(parts: Parts, blocks: Blocks) -> dict[str, ParameterSpec]:
                 placement,
                 bool(nodes[name].meta.get("requires_grad")),
                 tuple(stages),
+                over_ep,
             )
     return specs
 
@@ -132,6 +135,7 @@ def _stage(
             buffers=tuple(items[n].target for n in b.buffers if items[n].kind == "buffer"),
             inputs=tuple(n.name for n in b.reads),
             outputs=tuple(n.name for n in b.writes),
+            over_ep=frozenset(t for n in b.parameters if specs[t := items[n].target].over_ep),
         )
         for b in held
     ]

@@ -93,6 +93,29 @@ def test_optimizers(optimizer, states):
     assert found.optimizer == states * 6000 * 4
 
 
+def test_states_by_shape_count_tied_parameters_once():
+    """Two blocks with a matrix each; a tied one of 40 x 25 is in both."""
+    tied = (Tied("t", 1000, 1000, ((40, 25),)),)
+    shapes = ((40, 25), (40, 50))
+    blocks = [
+        replace(BLOCK, name=n, parameters=3000, trainable=3000, shapes=shapes, tied=tied)
+        for n in "ab"
+    ]
+    found = stage_memory(blocks, 0, 2, (), 0, setting(optimizer="adafactor"))
+    assert found.optimizer == (2 * (40 + 50) + (40 + 25)) * 4
+    found = stage_memory(blocks, 0, 2, (), 0, setting(optimizer="adafactor", zero=3))
+    assert found.optimizer == (2 * (10 + 50) + (10 + 25)) * 4
+
+
+def test_an_update_in_turn_works_with_the_largest_parameter():
+    """Once gradients are reduced in place (dp 1) nothing else is there but the states."""
+    small = replace(BLOCK, saved_bytes=0, input_bytes=0, transient_bytes=0, boundary_bytes=0)
+    blocks = [replace(small, name=n, shapes=((20, 25), (10, 50))) for n in "ab"]
+    at_end = stage_memory(blocks, 0, 2, (), 0, setting(dp=1, m=1, optimizer="adafactor"))
+    states = 2 * (20 + 25 + 10 + 50) * 4
+    assert at_end.total == 2 * 1000 * (4 + 4) + states + 500 * 4
+
+
 def test_only_trainable_parameters_have_gradients_and_states():
     blocks = [replace(b, trainable=0) for b in three()]
     found = stage_memory(blocks, 0, 3, (), 0, setting())

@@ -155,9 +155,17 @@ def test_a_device_states_its_own_slowdown():
 
 def test_optimizer_is_bound_by_memory_bandwidth():
     # AdamW reads parameter, gradient and two states, writes parameter and states: 7 x 4 bytes.
-    assert optimizer_seconds(1000, setting()) == pytest.approx(1000 * 28 / 5e5)
-    assert optimizer_seconds(1000, setting(zero=1)) == pytest.approx(250 * 28 / 5e5)
-    assert optimizer_seconds(1000, setting(optimizer="sgd")) == pytest.approx(1000 * 12 / 5e5)
+    block = replace(BLOCK, shapes=((50, 20),))
+    assert optimizer_seconds(block, setting()) == pytest.approx(1000 * 28 / 5e5)
+    assert optimizer_seconds(block, setting(zero=1)) == pytest.approx(250 * 28 / 5e5)
+    assert optimizer_seconds(block, setting(optimizer="sgd")) == pytest.approx(1000 * 12 / 5e5)
+    # Adafactor reads the gradient three times, the parameter twice; its states hardly count.
+    adafactor = optimizer_seconds(block, setting(optimizer="adafactor"))
+    assert adafactor == pytest.approx((1000 * 24 + 2 * 70 * 4) / 5e5)
+    # 8-bit states: a byte an element, one scale for 256, two tables.
+    block = replace(BLOCK, trainable=8192, shapes=((128, 64),))
+    eight_bit = optimizer_seconds(block, setting(optimizer="adamw-8bit"))
+    assert eight_bit == pytest.approx((8192 * 12 + 4 * (8192 + 128 + 1024)) / 5e5)
 
 
 def test_tied_parameters_are_summed_over_their_stages():

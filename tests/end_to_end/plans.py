@@ -23,8 +23,9 @@ from autopar.rules.strategy import Strategy
 from autopar.search.enumerate import search
 from autopar.search.options import SearchOptions, parse_pins
 from autopar.workflow.forced_pins import with_forced_pins
-from autopar.workflow.model_costs import ModelCosts, prepare
+from autopar.workflow.model_costs import ModelCosts
 from autopar.workflow.outcome import build_plan
+from autopar.workflow.prepare import prepare
 from autopar.workflow.verification import build_real
 
 

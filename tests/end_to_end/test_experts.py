@@ -99,3 +99,30 @@ def test_all_to_all_equals_one_device(model: str) -> None:
 )
 def test_routings_and_losses(model: str) -> None:
     _check(model, {4: (f"tp=4,{TP}",)})
+
+
+OVER_REPLICAS = (
+    "pp=1,tp=1,dp=4,ep=4,zero=0",
+    "pp=1,tp=1,dp=4,ep=2,zero=1,microbatches=2",
+    "pp=1,tp=1,dp=4,ep=4,zero=3,recompute=full",
+    "pp=1,tp=2,dp=2,ep=2,zero=3,weights=split",
+    "pp=2,tp=1,dp=2,ep=2,zero=2,microbatches=2",
+    "pp=1,tp=1,dp=2,cp=2,ep=4,zero=3",
+)
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["mixtral", slow("mixtral_idle_expert"), slow("mixtral_top1"), slow("gpt_oss")]
+    + [slow("qwen3_moe"), slow("olmoe"), slow("deepseek_v3")],
+)
+def test_experts_split_by_replicas_equal_one_device(model: str) -> None:
+    """The ranks of dp and cp split them; where tp is more than 1, it splits each expert too."""
+    _check_replicas(model, OVER_REPLICAS)
+
+
+def _check_replicas(model: str, pins: tuple[str, ...]) -> None:
+    found = run_planner(_verdicts, f"{MODELS}:{model}", {4: pins}, "i")
+    assert_equal({p: verdict for p, (verdict, _) in found.items()})
+    for p, (verdict, _) in found.items():
+        assert f"ep{p.split('ep=')[1][0]}" in verdict.plan, verdict.plan

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.end_to_end.training import error_of, on_a_device_mesh, one_device
+from tests.end_to_end.training import (
+    adafactor_on_one_device,
+    adafactor_on_ranks,
+    error_of,
+    on_a_device_mesh,
+    one_device,
+)
 from tests.warm_ranks import run_on_ranks
 
 
@@ -16,6 +22,15 @@ def test_a_training_loop_on_a_device_mesh_equals_one_device() -> None:
         assert mesh == "pp2 dp1 tp2"
         assert found_losses == pytest.approx(losses, rel=1e-5)
         assert found_norms == pytest.approx(norms, rel=1e-5)
+
+
+@pytest.mark.parametrize("pins", ["dp=2,tp=2,zero=3,weights=split", "pp=2,cp=2,zero=1"])
+def test_adafactor_of_shards_and_pieces_equals_one_device(pins: str) -> None:
+    """GPT-2's attention weights are held in pieces; its state continues in another program."""
+    expected = adafactor_on_one_device()
+    for losses, names, last in run_on_ranks(adafactor_on_ranks, 4, (pins,), timeout_seconds=200):
+        assert [*losses, *last] == pytest.approx(expected, rel=1e-4)
+        assert any(n.endswith("c_attn.weight[:, 0:32].row_var") for n in names)
 
 
 def test_a_mesh_with_unknown_dims_is_refused_on_every_rank() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -51,6 +52,53 @@ def on_a_device_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> tuple[st
     )
     data = batch()
     return str(program.plan.mesh), loop(list(program.parameters()), lambda: program.step(data))
+
+
+def adafactor_on_ranks(pins: str) -> tuple[list[float], list[str], list[float]]:
+    """Losses with the plan's own optimizer, the names of its state, and losses of a second
+    program that continues from the state of the first."""
+    import autopar
+
+    torch.manual_seed(0)
+    model, example = gpt2()
+    data, losses = batch(), []
+
+    def build() -> Any:
+        return autopar.compile(
+            model,
+            example_inputs=example,
+            global_batch_size=8,
+            pins=pins,
+            optimizer="adafactor",
+            timeout_seconds=60,
+        )
+
+    first, second = build(), build()
+    optimizer, other = first.make_optimizer(lr=0.05), second.make_optimizer(lr=0.05)
+    for step in range(2 * STEPS):
+        if step == STEPS:
+            state = first.optimizer_state_dict(optimizer)
+            second.load_state_dict(first.state_dict())
+            second.load_optimizer_state_dict(other, copy.deepcopy(state))
+            first, optimizer = second, other
+        losses.append(float(first.step(data)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, sorted(state), [float(first.step(data))]
+
+
+def adafactor_on_one_device() -> list[float]:
+    torch.manual_seed(0)
+    model, _ = gpt2()
+    optimizer = torch.optim.Adafactor(model.parameters(), lr=0.05)
+    data, losses = batch(), []
+    for _ in range(2 * STEPS + 1):
+        loss = model(**data).loss
+        torch.autograd.backward(loss)
+        losses.append(float(loss.detach()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
 
 
 def one_device() -> Curve:

@@ -13,7 +13,7 @@ from autopar.errors import CaptureError
 from autopar.passes.capture import capture
 from autopar.passes.capture_experts import experts_as_one_op
 from autopar.program import Program
-from autopar.workflow.model_costs import prepare
+from autopar.workflow.prepare import prepare
 from benchmarks.zoo.architecture import Toy
 from benchmarks.zoo.verify import captured_error
 from tests.passes.expert_toys import GATED, PLAIN, OwnModel, inputs, known, library

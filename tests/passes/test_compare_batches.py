@@ -15,7 +15,7 @@ from autopar.passes.analysis.loss_form import loss_form
 from autopar.passes.capture import capture
 from autopar.passes.compare_batches import resized
 from autopar.program import Program
-from autopar.workflow.model_costs import prepare
+from autopar.workflow.prepare import prepare
 
 WIDTH = 6
 # (model, what the layer gave, the size of the batch as a plain number) -> the loss.

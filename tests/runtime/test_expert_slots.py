@@ -61,7 +61,7 @@ def moved(text: str, plans: list[Plan], program: Program) -> list[dict[str, Any]
     results = []
     for plan in plans:
         found: dict[str, Any] = {}
-        ranks = plan.mesh.tp
+        ranks = max(plan.mesh.tp, plan.mesh.ep)
         for name in ("still", "moved"):
             distributed = build(text, plan, program)
             optimizer = adamw(distributed)
@@ -142,6 +142,16 @@ def test_four_ranks_with_sharded_states() -> None:
     check_moved(4, pins, "t,e")
 
 
+def test_experts_that_replicas_split() -> None:
+    pins = [
+        "pp=1,dp=4,tp=1,ep=2,zero=0",
+        "pp=1,dp=4,tp=1,ep=2,zero=3,microbatches=2",
+        "pp=1,dp=2,tp=2,ep=2,zero=1,weights=split",
+        "pp=1,dp=4,tp=1,ep=4,zero=1",
+    ]
+    check_moved(4, pins, "i")
+
+
 @pytest.mark.slow
 def test_blocks_that_are_recomputed_in_part() -> None:
     check_moved(2, ["pp=1,dp=1,tp=2,weights=split"], "e", in_part=True)
@@ -174,10 +184,9 @@ def saved_and_loaded(text: str, plans: list[Plan], program: Program, folder: str
     return found
 
 
-def test_checkpoints_are_in_the_order_of_experts(tmp_path: Path) -> None:
-    pins = ["pp=1,dp=1,tp=2,weights=split", "pp=1,dp=1,tp=2,weights=split,recompute=full"]
-    function = partial(saved_and_loaded, folder=str(tmp_path))
-    found = run_split(function, "mixtral", 2, pins, "e")[0]
+def check_checkpoints(folder: Path, nproc: int, pins: list[str]) -> None:
+    function = partial(saved_and_loaded, folder=str(folder))
+    found = run_split(function, "mixtral", nproc, pins, "e")[0]
     weights, state = found["saved"]
     for name in ("fresh", "moved otherwise"):
         for got, expected in zip(found[name], (weights, state), strict=True):
@@ -188,6 +197,17 @@ def test_checkpoints_are_in_the_order_of_experts(tmp_path: Path) -> None:
         loss, gradients = found[f"next {name}"]
         assert loss == pytest.approx(found["next"][0], rel=1e-6)
         same(gradients, found["next"][1])
+
+
+def test_checkpoints_are_in_the_order_of_experts(tmp_path: Path) -> None:
+    pins = ["pp=1,dp=1,tp=2,weights=split", "pp=1,dp=1,tp=2,weights=split,recompute=full"]
+    check_checkpoints(tmp_path, 2, pins)
+
+
+def test_checkpoints_of_experts_that_replicas_split(tmp_path: Path) -> None:
+    """Saved under one layout, read into another."""
+    pins = ["pp=1,dp=4,tp=1,ep=2,zero=3", "pp=1,dp=2,tp=2,ep=2,zero=1,weights=split"]
+    check_checkpoints(tmp_path, 4, pins)
 
 
 def message(function: Any) -> str:

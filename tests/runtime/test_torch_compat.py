@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+from typing import Any
 
 import pytest
 from torch.distributed import distributed_c10d
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleInterleaved1F1B,
@@ -15,6 +17,7 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
+from autopar.errors import PlanError
 from autopar.runtime import torch_compat
 from autopar.runtime.interleaved import LoopedStage
 from autopar.runtime.pipeline_stage import PlannedStage
@@ -66,3 +69,15 @@ def test_functions() -> None:
         "output_grads",
         "input_values",
     ]
+
+
+def test_another_mesh_for_some_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What FSDP2 asks for each parameter has the fields that it reads; without them it is told."""
+    common = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_common")
+    names = set(inspect.signature(common.ShardPlacementResult).parameters)
+    assert names == {"placement", "mesh_info"}
+    assert "shard_placement_fn" in inspect.signature(fully_shard).parameters
+    monkeypatch.delattr(common, "ShardPlacementResult")
+    mesh: Any = None
+    with pytest.raises(PlanError, match="shards all parameters of a block over one mesh"):
+        torch_compat.ShardOver(mesh)

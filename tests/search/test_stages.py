@@ -164,11 +164,11 @@ SETS = st.tuples(st.sampled_from([0.1, 0.3, 0.8]), st.integers(0, 300), st.integ
     inner=st.sampled_from([(), (1, 2), (0, 1), (0, 2, 3)]),
     frozen=st.booleans(),
     partial=st.lists(st.lists(SETS, max_size=2).map(tuple), min_size=5, max_size=5),
-    whole_side=st.sampled_from([1, 2, 128]),
+    few_cells=st.sampled_from([0, 60_000]),
 )
 def test_equals_brute_force(
     numbers, pp, dp, zero, m, schedule, precision, recompute, fraction, tied, frozen, partial,
-    inner, whole_side,
+    inner, few_cells,
 ):  # fmt: skip
     last = len(numbers) - 1
     blocks = [
@@ -178,7 +178,7 @@ def test_equals_brute_force(
     whole = max(stage_memory(blocks, 0, len(blocks), (), i, setting).total for i in range(pp))
     limit = int(whole * fraction)
     expected = brute_force(blocks, setting, limit, recompute)
-    with mock.patch.object(stages, "WHOLE_SIDE", whole_side):  # how a long chain is searched
+    with mock.patch.object(stages, "FEW_CELLS", few_cells):  # how a long chain is searched
         found = stages.solve(columns.build(blocks, setting), limit, recompute=recompute)
     if found is None:
         assert expected == math.inf

@@ -12,7 +12,7 @@ from autopar.cluster import Cluster
 from autopar.passes.capture import capture
 from autopar.plan_document import Plan
 from autopar.program import Program
-from autopar.workflow.model_costs import prepare
+from autopar.workflow.prepare import prepare
 
 
 def prepared(
@@ -27,7 +27,12 @@ def prepared(
 
 
 def planned(
-    program: Program, ranks: int, global_batch: int, pins: str, memory_limit: str = "1TiB"
+    program: Program,
+    ranks: int,
+    global_batch: int,
+    pins: str,
+    memory_limit: str = "1TiB",
+    optimizer: str = "adamw",
 ) -> Plan:
     """The plan of the search on so many CPU ranks, without what explains it."""
     outcome = search_program(
@@ -36,6 +41,7 @@ def planned(
         global_batch_size=global_batch,
         pins=pins,
         memory_limit=memory_limit,
+        optimizer=optimizer,
         explain=False,
     )
     assert outcome.plan is not None

@@ -12,7 +12,8 @@ from torch import nn
 from autopar.cluster import Cluster
 from autopar.passes.capture import capture
 from autopar.workflow.activation_formula import ActivationFormula, activation_formula
-from autopar.workflow.model_costs import ModelCosts, prepare
+from autopar.workflow.model_costs import ModelCosts
+from autopar.workflow.prepare import prepare
 
 WIDTH, HEADS, LENGTH = 64, 4, 4096
 

@@ -66,6 +66,24 @@ def test_prediction_is_what_is_allocated(
     assert set(found.terms) == set(TERMS)
 
 
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw-8bit", "sgd-momentum"])
+@pytest.mark.parametrize("layout", [2, 5])
+def test_states_of_every_optimizer_are_what_is_allocated(
+    llama: tuple[nn.Module, Program], optimizer: str, layout: int
+) -> None:
+    if optimizer == "adamw-8bit":
+        pytest.importorskip("torchao.optim")
+    model, program = llama
+    stage, pins = LAYOUTS[layout]
+    plan = planned(program, 8, 32, pins, optimizer=optimizer)
+    predicted = plan.predicted["memory_per_stage"][stage]
+    found = dry_memory(model, program, plan, stage)
+    # To the byte, but for a step counter of each parameter.
+    steps = found.terms["optimizer"] - predicted["optimizer"]
+    assert 0 <= steps <= 4 * 30, f"{predicted}, {found}"
+    assert predicted["total"] / found.total - 1 == pytest.approx(0, abs=MOST), found
+
+
 def test_blocks_recomputed_in_part_take_what_is_predicted(
     llama: tuple[nn.Module, Program],
 ) -> None:

@@ -13,7 +13,7 @@ from autopar.mesh import Mesh
 from autopar.passes.capture import capture
 from autopar.workflow.configuration import Configuration
 from autopar.workflow.evaluator import Evaluator, whole_chain
-from autopar.workflow.model_costs import prepare
+from autopar.workflow.prepare import prepare
 from autopar.workflow.stand_in import Architecture, stand_in
 
 HIDDEN, HEADS, SEQUENCE, BATCH, TP = 4096, 32, 1024, 4, 4

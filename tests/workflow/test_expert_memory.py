@@ -59,3 +59,23 @@ def test_prediction_is_what_is_allocated(
     predicted = plan.predicted["memory_per_stage"][0]["total"]
     found = dry_memory(model, program, plan, 0)
     assert abs(predicted / found.total - 1) <= MOST, (predicted, found)
+
+
+OVER_REPLICAS = (
+    "tp=1,dp=8,ep=8,zero=0",
+    "tp=1,dp=8,ep=4,zero=1",
+    "tp=1,dp=8,ep=2,zero=3",
+    "tp=2,dp=4,ep=4,zero=2,weights=split",
+)
+
+
+@pytest.mark.parametrize("pins", OVER_REPLICAS)
+@pytest.mark.parametrize("more", ["microbatch=8,recompute=none", "microbatch=4,recompute=full"])
+def test_experts_that_replicas_split(
+    mixtral: tuple[nn.Module, Program], pins: str, more: str
+) -> None:
+    model, program = mixtral
+    plan = planned(program, 8, 64, f"{pins},{more}")
+    predicted = plan.predicted["memory_per_stage"][0]["total"]
+    found = dry_memory(model, program, plan, 0)
+    assert abs(predicted / found.total - 1) <= MOST, (predicted, found)

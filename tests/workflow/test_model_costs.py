@@ -15,7 +15,8 @@ from autopar.passes.capture import capture
 from autopar.program import Program
 from autopar.search.placement_objective import Solution
 from autopar.workflow import placed_blocks
-from autopar.workflow.model_costs import ModelCosts, prepare
+from autopar.workflow.model_costs import ModelCosts
+from autopar.workflow.prepare import prepare
 from tests.workflow.on_paper import planned
 
 Attend = Callable[[torch.Tensor], torch.Tensor]

@@ -13,7 +13,8 @@ from autopar.passes.capture import capture
 from autopar.rules import rule_for
 from autopar.rules.language import Rule
 from autopar.rules.strategy import Strategy, strategies
-from autopar.workflow.model_costs import ModelCosts, prepare
+from autopar.workflow.model_costs import ModelCosts
+from autopar.workflow.prepare import prepare
 
 DEGREES = (2, 4, 8)
 

@@ -15,7 +15,8 @@ from autopar.errors import UsageError
 from autopar.passes.capture import capture
 from autopar.program import Program
 from autopar.search.result import SearchResult
-from autopar.workflow.model_costs import ModelCosts, prepare
+from autopar.workflow.model_costs import ModelCosts
+from autopar.workflow.prepare import prepare
 from autopar.workflow.sequence_kinds import splits
 from tests.end_to_end import sequence_models
 from tests.passes import sequence_toy

@@ -26,14 +26,13 @@ class LeastBytes:
         self.phases = phases(self.pp, setting.microbatches, setting.chunks)
         groups = tie_groups(chain.blocks)
         self.states = chain.ints(lambda b: memory.state_bytes(b, setting))
-        self.gradients = chain.ints(lambda b: memory.gradient_bytes(b.trainable, setting))
+        self.gradients = chain.ints(lambda b: memory.gradient_bytes(b, setting))
         # A part holds a tied parameter once, whether one or more of its blocks use it.
         self.tied = [
             chain.tied(group, lambda t: memory.state_bytes(t, setting)) for group in groups
         ]
         self.tied_gradients = [
-            chain.tied(group, lambda t: memory.gradient_bytes(t.trainable, setting))
-            for group in groups
+            chain.tied(group, lambda t: memory.gradient_bytes(t, setting)) for group in groups
         ]
         self.kept = chain.ints(lambda b: b.least_kept)
         self.sent = chain.ints(lambda b: b.boundary_bytes)

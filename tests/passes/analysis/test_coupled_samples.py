@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from autopar.passes.analysis.coupled_samples import batch_statistics, coupling_op
 from autopar.passes.capture import capture
-from autopar.workflow.model_costs import prepare
+from autopar.workflow.prepare import prepare
 from autopar.workflow.verification import build_real
 
 MODELS = Path(__file__).parents[2] / "end_to_end" / "models.py"

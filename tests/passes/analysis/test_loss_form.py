@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from autopar.passes.analysis.loss_form import loss_form
 from autopar.passes.capture import capture
-from autopar.workflow.model_costs import prepare
+from autopar.workflow.prepare import prepare
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

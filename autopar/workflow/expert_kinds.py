@@ -1,0 +1,59 @@
+"""The distinct blocks of a program as one rank of ep sees them: a part of every layer's experts."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from math import gcd
+
+from autopar.experts.operands import TENSORS
+from autopar.passes.analysis.candidates import ruled_calls
+from autopar.passes.rewrite.split_experts import (
+    expert_calls,
+    held_slots,
+    not_split,
+    split_experts,
+)
+from autopar.program import copy_graph
+from autopar.workflow.block_kinds import BlockKinds, Kind
+
+NO_EXPERTS = "the model has no experts that are one op (see autopar.declare_experts)"
+
+
+def expert_count(kinds: Mapping[str, Kind], tied: Container[str]) -> tuple[int, str]:
+    """The number that ep may divide: of all layers with experts; and '' or why there is none.
+    `tied`: parameters that several blocks hold."""
+    counts = []
+    for kind in kinds.values():
+        for node in expert_calls(kind.graph):
+            why = not_split(kind.graph, kind.slots, 1)
+            if any(slot.name in tied for slot in held_slots(kind.graph, kind.slots)):
+                why = "other blocks hold them too"
+            if why:
+                return 1, f"the experts of {kind.name} can't be split: {why}"
+            count = node.args[TENSORS]
+            assert isinstance(count, int)
+            counts.append(count)
+    return (gcd(*counts), "") if counts else (1, NO_EXPERTS)
+
+
+class ExpertKinds(BlockKinds):
+    """As `whole`, with a part of the experts of every layer; blocks without any are the same."""
+
+    def __init__(self, whole: BlockKinds, ranks: int) -> None:
+        super().__init__(whole.program, whole.blocks, whole.sizes, whole.cluster)
+        self.whole, self._ranks = whole, ranks
+
+    def at(self, microbatch: int) -> dict[str, Kind]:
+        if microbatch not in self._kinds:
+            whole = self.whole.at(microbatch)
+            self._kinds[microbatch] = {name: self._split(kind) for name, kind in whole.items()}
+        return self._kinds[microbatch]
+
+    def _split(self, kind: Kind) -> Kind:
+        import autopar.runtime.collectives  # noqa: F401 - registers the op that is inserted
+
+        if not expert_calls(kind.graph):
+            return kind
+        graph = copy_graph(kind.graph)
+        split_experts(graph, self._ranks)
+        return Kind(kind.name, graph, kind.slots, ruled_calls(graph))

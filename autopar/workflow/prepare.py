@@ -1,0 +1,62 @@
+"""The front half of the passes, and how the samples of a step may be spread."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autopar.parts import Parts
+from autopar.passes.analysis.batch_statistics import is_batch_norm, updates_of_batch
+from autopar.passes.analysis.coupled_samples import (
+    COUNTED,
+    batch_statistics,
+    counts_in_backward,
+    coupling_op,
+)
+from autopar.passes.analysis.loss_form import loss_form, loss_remedy
+from autopar.passes.pass_manager import run_passes
+from autopar.passes.pipeline import front_pipeline
+from autopar.program import Program, copy_graph, module_path, user_line
+
+
+def prepare(program: Program, sizes: dict[str, int]) -> Program:
+    """The front half of the passes: what the search and the back half start from."""
+    own = program.with_graph(copy_graph(program.graph_module))
+    parts, _ = run_passes(Parts(own, sizes=sizes), front_pipeline())
+    if parts.program.batch_stays_whole:
+        return parts.program
+    together, statistics = _why_together(parts.program)
+    if together:
+        return replace(parts.program, one_micro_batch=together, batch_statistics=statistics)
+    return replace(parts.program, batch_stays_whole=_why_whole(parts.program))
+
+
+def _why_together(program: Program) -> tuple[str, frozenset[str]]:
+    """Why all samples of a step must pass together although they may be spread over dp, and the
+    statistics to sum then; '' when they need not, or may not be spread."""
+    norm = next((n for n in program.graph.nodes if is_batch_norm(n)), None)
+    moved = updates_of_batch(program)
+    if (norm is None and not moved) or loss_form(program).kind == "unknown":
+        return "", frozenset()
+    found = batch_statistics(program)
+    if found is None:
+        return "", frozenset()
+    if norm is not None:
+        where = module_path(norm) or user_line(norm)
+        return f"the batch norm {where!r} takes statistics of the whole batch", found
+    return f"a step changes the buffer {moved[0]!r}", found
+
+
+def _why_whole(program: Program) -> str:
+    """Why the loss of a batch does not follow from those of its parts; '' when it does."""
+    if moved := updates_of_batch(program):
+        return f"a step changes the buffer {moved[0]!r}"
+    if loss_form(program).kind == "unknown":
+        remedy = loss_remedy(program)
+        why = "the loss is no mean or sum over samples that could be recognised"
+        return f"{why} ({remedy})" if remedy else why
+    if (op := coupling_op(program)) is None:
+        return ""
+    where = f"{op.name} ({user_line(op) or module_path(op)})"
+    if counts_in_backward(op):
+        return f"{COUNTED} counts indices of the whole batch in {where}"
+    return f"samples depend on each other in {where}"

@@ -1,0 +1,124 @@
+"""Prices of a model whose experts replicas split: what is a part, what is the same, and the
+search over both."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import product
+
+import pytest
+
+from autopar.api import search_program
+from autopar.cluster import Cluster
+from autopar.cost.memory import optimizer_bytes, parameter_bytes
+from autopar.cost.setting import Setting
+from autopar.cost.step import dp_collectives
+from autopar.errors import UsageError
+from autopar.mesh import Mesh
+from autopar.passes.capture import capture
+from autopar.program import Program
+from autopar.workflow.expert_kinds import NO_EXPERTS
+from autopar.workflow.model_costs import ModelCosts
+from autopar.workflow.prepare import prepare
+from tests.passes import toys
+from tests.passes.expert_toys import library
+
+CLUSTER = Cluster.parse("h100:1x8")
+
+
+@lru_cache(maxsize=1)
+def mixtral() -> Program:
+    model, inputs = library("mixtral")
+    return capture(model, inputs, name="mixtral")
+
+
+@lru_cache(maxsize=1)
+def costs() -> ModelCosts:
+    sizes = dict(mixtral().sizes)
+    return ModelCosts(prepare(mixtral(), sizes), CLUSTER, sizes)
+
+
+def test_ep_divides_the_experts_of_all_layers() -> None:
+    assert (costs().experts, costs().no_experts) == (4, "")
+    program = toys.captured("mlp")
+    none = ModelCosts(program, CLUSTER, dict(program.sizes))
+    assert (none.experts, none.no_experts) == (1, NO_EXPERTS)
+
+
+@pytest.mark.parametrize("ep", [2, 4])
+def test_a_rank_holds_a_part_of_experts_and_all_else(ep: int) -> None:
+    whole, part = (costs().over(1, 1, n).whole(2).blocks for n in (1, ep))
+    for before, block in zip(whole, part, strict=True):
+        rest = block.parameters - block.experts.parameters
+        assert before.parameters == rest + ep * block.experts.parameters
+        assert before.experts.parameters == 0
+        if not block.experts.parameters:
+            # The same object: solved and priced once.
+            assert block == before
+            continue
+        assert block.forward_ep > 0 and block.backward_ep > 0
+        assert block.forward_comm == block.forward_ep
+        # As many rows as before, of fewer experts.
+        assert block.flops == pytest.approx(before.flops)
+
+
+def test_no_alternative_undercuts_its_bound() -> None:
+    for tp, ep in product((1, 2), (1, 2, 4)):
+        split = costs().over(1, tp, ep)
+        floor = split.optimistic(tp, 2).blocks
+        for found in split.alternatives(tp, 2):
+            priced = found.price()
+            for low, least, block in zip(floor, found.least.blocks, priced.blocks, strict=True):
+                assert low.seconds <= block.seconds * (1 + 1e-9)
+                assert least.seconds == pytest.approx(block.seconds, rel=1e-9)
+                assert low.saved_bytes <= block.saved_bytes
+                assert low.parameters <= block.parameters
+                assert low.experts.parameters <= block.experts.parameters
+
+
+def test_shards_of_experts_are_over_the_ranks_that_hold_the_same() -> None:
+    block = max(costs().over(1, 1, 2).whole(2).blocks, key=lambda b: b.experts.parameters)
+    experts, rest = block.experts.parameters, block.parameters - block.experts.parameters
+    for zero in (1, 3):
+        setting = Setting(CLUSTER, Mesh(dp=8, ep=2), 2, 1, zero=zero)
+        copy = 4 * block.parameters if zero == 1 else 0
+        assert parameter_bytes(block, setting) == 4 * (-(-rest // 8) + -(-experts // 4)) + copy
+        assert optimizer_bytes(block, setting) == 8 * (-(-rest // 8) + -(-experts // 4))
+    alone = Setting(CLUSTER, Mesh(dp=8, ep=8), 2, 1, zero=0)
+    plain = Setting(CLUSTER, Mesh(dp=8), 2, 1, zero=0)
+    # Experts that no other rank holds have no gradients to sum.
+    assert dp_collectives(block, alone)[1] < dp_collectives(block, plain)[1]
+
+
+def test_the_search_takes_the_best_ep() -> None:
+    """What it chooses freely is the fastest of all that are pinned."""
+
+    def seconds(pins: str) -> float:
+        found = search_program(
+            mixtral(), CLUSTER, global_batch_size=32, pins=pins, explain=False
+        ).plan
+        assert found is not None
+        return float(found.predicted["step_seconds"])
+
+    free = seconds("")
+    assert free == pytest.approx(min(seconds(f"ep={ep}") for ep in (1, 2, 4)), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"),
+    [("ep=3", "it must divide the 4 experts"), ("ep=8", "it must divide the 4 experts")],
+)
+def test_an_illegal_pin_is_told(pins: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        search_program(mixtral(), CLUSTER, global_batch_size=32, pins=pins)
+
+
+def test_ep_of_more_ranks_than_replicas() -> None:
+    with pytest.raises(UsageError, match="ep"):
+        search_program(mixtral(), CLUSTER, global_batch_size=32, pins="tp=4,pp=1,dp=2,ep=4")
+
+
+def test_a_model_without_experts() -> None:
+    program = toys.captured("mlp")
+    with pytest.raises(UsageError, match="has no experts"):
+        search_program(program, CLUSTER, global_batch_size=8, pins="ep=2")
