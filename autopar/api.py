@@ -175,14 +175,16 @@ def search_program(
     program = prepare(program, sizes)
 
     def prices(other_precision: str, other: Cluster) -> ModelCosts | None:
-        """Relaxations may change precision and cluster."""
-        source: Program | None = program
-        if other_precision != precision:
-            source = prepare(recapture(other_precision), sizes) if recapture else None
-        return model_costs(source, other, sizes, options.pins) if source is not None else None
+        """Relaxations may change the precision, and make the cluster larger."""
+        if other_precision not in known and recapture:
+            source = prepare(recapture(other_precision), sizes)
+            known[other_precision] = model_costs(source, cluster, sizes, options.pins)
+        found = known.get(other_precision)
+        return found.on(other) if found is not None else None
 
     options = with_forced_pins(options, program)
     costs = model_costs(program, cluster, sizes, options.pins)
+    known = {precision: costs}
     analysed = time.perf_counter() - start
     result = search(costs, cluster, options, progress, explain=explain)
     seconds = {
@@ -208,12 +210,16 @@ def _explanation(costs: ModelCosts, choice: Choice, seconds: dict[str, float]) -
     start = time.perf_counter()
     chain, tp, cp = choice.chain, choice.mesh.tp, choice.mesh.cp
     confirmed = costs.over(cp, tp).confirm(chain, tp, choice.microbatch)
-    if cp > 1:  # the formula is that of whole sequences
-        seconds["explain"] = time.perf_counter() - start
-        return Explanation(None, confirmed)
     sizes = {**costs.sizes, "batch": choice.microbatch}
     formula = activation_formula(
-        costs.program, costs.blocks, chain.placements, chain.boundary, tp, sizes
+        costs.program,
+        costs.blocks,
+        chain.placements,
+        chain.boundary,
+        tp,
+        sizes,
+        cp=cp,
+        cp_placements=chain.cp_placements,
     )
     seconds["explain"] = time.perf_counter() - start
     return Explanation(formula, confirmed)

@@ -165,14 +165,14 @@ def evaluate(
         typer.Option(
             "--pin",
             help="all decisions: tp, pp, zero, microbatch, recompute (none, full, core, products);"
-            " optional: dp, vp, sp, schedule, precision, optimizer, microbatches",
+            " optional: dp, cp, vp, sp, schedule, precision, optimizer, microbatches",
         ),
     ] = None,
     table: Annotated[
         Path | None,
         typer.Option(
             help="CSV of configurations: layers, hidden, heads, kv_heads, ffn, vocab, seq, gpu,"
-            " gpu_mem_gb, n_gpus, n_nodes, interconnect, tp, sp, pp, vp, dp, zero, dp_mode, mbs,"
+            " gpu_mem_gb, n_gpus, n_nodes, interconnect, tp, sp, pp, vp, cp, dp, zero, dp_mode, mbs,"
             " gbs, precision, recompute, attention, schedule, compile"
         ),
     ] = None,

@@ -41,7 +41,9 @@ class Device:
     which loading a tile's operands takes as long as multiplying them. `matmul_epilogue`: how many
     times over a matmul pays for writing its output (2 bytes an element, peak bandwidth) without
     overlap. `attention`: kernels by name; `attention_kernel`: the one that runs.
-    `execution`: eager or compile, see `EXECUTIONS`. `price_per_hour`: US dollars, 0 when unknown.
+    `execution`: eager or compile, see `EXECUTIONS`. `even_experts`: routers are made to give every
+    expert as many rows, as benchmarks do; else rows go where chance sends them.
+    `price_per_hour`: US dollars, 0 when unknown.
     `overlap_slowdown`: seconds that compute gets longer per second of communication behind it; 0
     when unknown (`data/step.toml` has what is usual).
     """
@@ -64,6 +66,7 @@ class Device:
     attention: dict[str, AttentionKernel] = field(default_factory=dict)
     execution: str = "eager"
     overlap_slowdown: float = 0.0
+    even_experts: bool = False
 
     @property
     def usable_bytes(self) -> int:

@@ -50,7 +50,8 @@ class Program:
     `symbols` maps `batch`/`sequence` to the symbol of the graph's shapes (absent when static);
     `batch_stays_whole`: why the loss of a batch does not follow from those of its parts, or ''.
     `one_micro_batch`: why all samples of a step must pass together, spread over dp ranks or not, or
-    ''; the ranks then sum what the nodes named in `batch_statistics` compute.
+    ''; the ranks then take the mean of what the nodes named in `batch_statistics` compute, or the
+    sum of those that are in `batch_sums`.
     `sizes` holds the sizes the shapes are bound to (from the example, or from the plan).
     `parameters` maps each fully qualified name to (shape, dtype as stored, trainable); tied names
     are aliases. `fixed`: inputs of the example that are no tensors; the graph holds for them only.
@@ -72,6 +73,7 @@ class Program:
     batch_stays_whole: str = ""
     one_micro_batch: str = ""
     batch_statistics: frozenset[str] = frozenset()
+    batch_sums: frozenset[str] = frozenset()
 
     @property
     def graph(self) -> fx.Graph:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from autopar.runtime import (  # noqa: F401 - they register their ops with these
     attention_rows,
+    batch_averages,
     batch_norm,
     exchanged_experts,
     loss_share,

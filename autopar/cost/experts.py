@@ -6,8 +6,9 @@ ranks on average, and on the busiest, for which the others wait, about
     n + sqrt(2 n (1 - 1/r) ln r)
 
 (the bound on the mean of the greatest of r sub-Gaussian numbers; Boucheron, Lugosi, Massart,
-Concentration Inequalities, theorem 2.5). Within a rank each expert gets its even share. Sorting the
-rows, a few bytes of each, is not counted.
+Concentration Inequalities, theorem 2.5); none where routers are made to be even
+(`Device.even_experts`). Within a rank each expert gets its even share. Sorting the rows, a few
+bytes of each, is not counted.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def busiest_rows(rows: float, ranks: int) -> float:
 
 def experts_time(op: OpCall, device: Device) -> ExpertsTime:
     """Price of a call whose types are local: its experts may be a part of all."""
-    sizes = _Sizes.of(op)
+    sizes = _Sizes.of(op, device)
     dtype = str(sizes.up.dtype).removeprefix("torch.")
 
     def product(columns: int, inner: int) -> float:
@@ -74,17 +75,27 @@ def experts_time(op: OpCall, device: Device) -> ExpertsTime:
     return ExpertsTime(forward, backward, min(weights, backward), moved)
 
 
-def exchange_seconds(op: OpCall, stride: int, cluster: Cluster) -> tuple[float, float]:
+def exchange_seconds(
+    op: OpCall, stride: int, cluster: Cluster, parts: int = 1
+) -> tuple[float, float]:
     """Seconds of the all-to-alls of a call whose tokens are spread over ranks, forward and
-    backward; zero for others. Forward: counts, rows and their weights there, rows back."""
+    backward; zero for others. Forward: counts, rows and their weights there, rows back.
+
+    `parts`: of so many neighbours that have the same tokens each sends a part of the rows; they
+    gather what comes, and before rows go back they sum them up and keep a part each.
+    """
     ranks = _spread(op)
     if ranks <= 1:
         return 0.0, 0.0
-    sizes = _Sizes.of(op)
+    sizes = _Sizes.of(op, cluster.device)
     row = sizes.hidden * sizes.up.dtype.itemsize
 
     def seconds(nbytes: float) -> float:
-        return collective_time("all_to_all", nbytes, ranks, stride, cluster)
+        sent = collective_time("all_to_all", nbytes / parts, ranks, stride, cluster)
+        if parts == 1:
+            return sent
+        # The way back sums them up and scatters them, which takes as long.
+        return sent + collective_time("all_gather", nbytes / ranks, parts, 1, cluster)
 
     rows = ranks * sizes.rows
     weight = _operand(op, "weights")
@@ -102,10 +113,10 @@ def _spread(op: OpCall) -> int:
 def backward_flops(op: OpCall, flops: float) -> float:
     """FLOPs of the backward, from those of the forward: each product again for each factor that
     needs a gradient. What goes into the second product always needs one."""
-    sizes = _Sizes.of(op)
-    first = flops * sizes.width / (sizes.width + sizes.inner)
-    needed = first * (op.types[0].requires_grad + sizes.up.requires_grad)
-    return needed + (flops - first) * (1 + sizes.down.requires_grad)
+    up, down, inner, width = _projections(op)
+    first = flops * width / (width + inner)
+    needed = first * (op.types[0].requires_grad + up.requires_grad)
+    return needed + (flops - first) * (1 + down.requires_grad)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +133,22 @@ class _Sizes:
     down: TensorType
 
     @classmethod
-    def of(cls, op: OpCall) -> _Sizes:
-        up, down = _operand(op, "up"), _operand(op, "down")
-        index = _operand(op, "index")
-        transposed = bool(op.named("transposed"))
-        here, *sides = down.shape
-        hidden, inner = reversed(sides) if transposed else sides
-        parts = 2 if isinstance(op.named("gate"), Operand) else 1
-        width = parts * up.shape[2 if transposed else 1]
+    def of(cls, op: OpCall, device: Device) -> _Sizes:
+        up, down, inner, width = _projections(op)
+        here, hidden = down.shape[0], _operand(op, "hidden").shape[-1]
         experts = int(op.named("experts"))
-        rows = busiest_rows(
-            index.numel * _spread(op) * here / experts, max(1, experts // max(1, here))
-        )
+        rows = _operand(op, "index").numel * _spread(op) * here / experts
+        if not device.even_experts:
+            rows = busiest_rows(rows, max(1, experts // max(1, here)))
         return cls(here, rows, rows / max(1, here), hidden, inner, width, up, down)
+
+
+def _projections(op: OpCall) -> tuple[TensorType, TensorType, int, int]:
+    """Both weights, the inner size of an expert, and the columns of gate and up."""
+    up, down = _operand(op, "up"), _operand(op, "down")
+    transposed = bool(op.named("transposed"))
+    parts = 2 if isinstance(op.named("gate"), Operand) else 1
+    return up, down, down.shape[1 if transposed else 2], parts * up.shape[2 if transposed else 1]
 
 
 def _operand(op: OpCall, name: str) -> TensorType:

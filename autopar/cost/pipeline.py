@@ -99,8 +99,30 @@ def _interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> lis
     units = list(_in_rounds(size, microbatches, chunks))
     forwards = [Action("F", i, c) for i, c in units]
     backwards = [Action("B", i, chunks - 1 - c) for i, c in units]
-    ahead = 2 * (stages - stage - 1) + (chunks - 1) * size + 1
+    ahead = _warmup(stage, stages, size, chunks)
     return _alternate(forwards, backwards, min(len(units), ahead))
+
+
+def interleaved_order(
+    stage: int, stages: int, microbatches: int, chunks: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The same order as `actions("interleaved", ...)[stage]`: of each action its chunk, and whether
+    it is a forward."""
+    size = round_size(stages, microbatches)
+    rounds = [min(size, microbatches - start) for start in range(0, microbatches, size)]
+    chunk = np.concatenate([np.repeat(np.arange(chunks), width) for width in rounds])
+    units, number = len(chunk), np.arange(len(chunk))
+    ahead = min(units, _warmup(stage, stages, size, chunks))
+    first = np.where(number < ahead, number, 2 * number - ahead + 1)
+    back = np.minimum(ahead + 2 * number, units + number)
+    found, forward = np.empty(2 * units, np.int64), np.zeros(2 * units, bool)
+    found[first], found[back], forward[first] = chunk, chunks - 1 - chunk, True
+    return found, forward
+
+
+def _warmup(stage: int, stages: int, size: int, chunks: int) -> int:
+    """Forwards of a stage before its first backward."""
+    return 2 * (stages - stage - 1) + (chunks - 1) * size + 1
 
 
 def _in_rounds(size: int, microbatches: int, chunks: int) -> Iterator[tuple[int, int]]:

@@ -8,7 +8,9 @@ from autopar.plan_document import Plan
 from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts
 from autopar.report.format import count_text, percent_text
 from autopar.report.reruns import ops_text
+from autopar.report.sequence_words import inserted_words
 from autopar.report.text import decision_rows
+from autopar.report.words import op_of, rank_of
 from autopar.units import format_bytes, format_seconds
 
 MOST_LINES = 12
@@ -40,9 +42,9 @@ def diff(plan_a: Plan, plan_b: Plan) -> str:
 
 def _decisions(a: Plan, b: Plan) -> list[tuple[str, str, str]]:
     rows = [("cluster", a.cluster, b.cluster)]
-    rows += [
-        (name, x, y) for (name, x), (_, y) in zip(decision_rows(a), decision_rows(b), strict=True)
-    ]
+    first, second = dict(decision_rows(a)), dict(decision_rows(b))
+    # Only plans with cp tell how the sequence is split.
+    rows += [(n, first.get(n, "whole"), second.get(n, "whole")) for n in {**first, **second}]
     return [(name, x, y) for name, x, y in rows if x != y]
 
 
@@ -86,8 +88,9 @@ def _strategies(a: Plan, b: Plan) -> list[tuple[str, str, str, str]]:
             for op in dict.fromkeys((*x, *y)):
                 if x.get(op) != y.get(op):
                     texts = x.get(op, "absent"), y.get(op, "absent")
-                    rows.append((f"{block}: {op}{axis}", *texts, ""))
-    return rows
+                    rows.append((f"{block}: {inserted_words(op)}{axis}", *texts, ""))
+    # What people look for first: products, attention, losses.
+    return sorted(rows, key=lambda row: rank_of(op_of(row[0].split(": ")[1].split(" ")[0])))
 
 
 def _predictions(a: Facts, b: Facts) -> list[tuple[str, str, str, str]]:

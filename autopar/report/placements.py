@@ -1,4 +1,4 @@
-"""How each kind of block is laid over the tp axis, in the field's words."""
+"""How each kind of block is laid over the tp or the cp axis, in the field's words."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autopar.plan_document import Plan
 from autopar.report.block_picture import BlockPicture
 from autopar.report.fold import counted
+from autopar.report.sequence_words import on_cp_words
 from autopar.report.words import MAIN_OPS, RENAMES, op_of, rank_of, strategy_words
 
 
@@ -29,9 +30,13 @@ class _Op:
     words: str
 
 
-def block_words(plan: Plan, pictures: Sequence[BlockPicture] = ()) -> list[BlockWords]:
+def block_words(
+    plan: Plan, pictures: Sequence[BlockPicture] = (), axis: str = "tp"
+) -> list[BlockWords]:
     """One entry per kind of block. Pictures add module names; the plan alone gives graph names."""
     by_name = {picture.name: picture for picture in pictures}
+    if axis == "cp":
+        return [_on_cp(plan, block, by_name.get(block)) for block in plan.cp_placements]
     found = []
     for block, strategies in plan.placements.items():
         picture = by_name.get(block)
@@ -47,6 +52,20 @@ def block_words(plan: Plan, pictures: Sequence[BlockPicture] = ()) -> list[Block
         count = len(plan.kinds.get(block, ())) or (picture.count if picture else 1)
         found.append(_told(block, count, ops))
     return found
+
+
+def _on_cp(plan: Plan, block: str, picture: BlockPicture | None) -> BlockWords:
+    """Pictures are of what one cp rank runs: they know modules, not this axis."""
+    ops = []
+    for name, strategy in plan.cp_placements[block].items():
+        op = picture.op(name) if picture else None
+        kind = op_of(name)
+        if kind not in RENAMES:
+            dims = len(op.shape) if op else 0
+            words = on_cp_words(kind, strategy, dims=dims)
+            ops.append(_Op(name, kind, op.module if op else "", words))
+    count = len(plan.kinds.get(block, ())) or (picture.count if picture else 1)
+    return _told(block, count, ops)
 
 
 def _told(block: str, count: int, ops: list[_Op]) -> BlockWords:

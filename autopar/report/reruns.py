@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from autopar.plan_document import Plan, StagePlan
 from autopar.report.format import percent_text, plural
+from autopar.report.sequence_words import inserted_words
 from autopar.units import format_bytes
 
 OPS_SHOWN = 6
@@ -55,7 +56,7 @@ def rerun_text(plan: Plan, kind: str, label: str, ops: Sequence[str]) -> str:
 
 def ops_text(ops: Sequence[str]) -> str:
     """Ops by their kind, most first; a collective without what it moves."""
-    counts = Counter(op.split(" ")[0].split(".")[0] for op in ops)
+    counts = Counter(inserted_words(op.split(" ")[0].split(".")[0]) for op in ops)
     texts = [f"{name} ×{n}" if n > 1 else name for name, n in counts.most_common()]
     more = len(texts) - OPS_SHOWN
     return ", ".join([*texts[:OPS_SHOWN], *([f"{more} more"] if more > 0 else [])])

@@ -12,6 +12,7 @@ from autopar.report.format import count_text, percent_text, plural
 from autopar.report.limits import cost_text, limits, neighbours, others, proof
 from autopar.report.placements import block_words
 from autopar.report.reruns import recomputed_text, rerun_rows
+from autopar.report.sequence_words import SHORT, attention_ways, part_text
 from autopar.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ def show(plan: Plan, pictures: Sequence[BlockPicture] = ()) -> Group:
         parts.append(_memory(plan, facts))
     if facts.time_breakdown:
         parts.append(_times(facts))
-    parts.append(_placements(plan, pictures))
+    parts.append(_placements(plan, pictures, "tp"))
+    if plan.mesh.cp > 1:
+        parts.append(_placements(plan, pictures, "cp"))
     if facts.recipes or facts.alternatives:
         parts.append(_others(facts))
     parts += [Text(proof(plan)), *(Text(f"note: {note}") for note in plan.notes)]
@@ -107,10 +110,18 @@ def decision_rows(plan: Plan) -> list[tuple[str, str]]:
         ),
         ("recompute", plan.recompute_label),
         ("between blocks", plan.boundary),
+        *([("sequence", sequence_text(plan))] if plan.mesh.cp > 1 else []),
         ("precision", plan.precision),
         ("optimizer", plan.optimizer),
         ("planned for", sizes),
     ]
+
+
+def sequence_text(plan: Plan) -> str:
+    """How cp splits it, in a line."""
+    ways = attention_ways(plan, SHORT)
+    told = f"; attention {', '.join(ways)}" if ways else ""
+    return f"{part_text(plan)} on each cp rank{told}"
 
 
 def result_rows(facts: Facts) -> list[tuple[str, str]]:
@@ -206,16 +217,17 @@ def _times(facts: Facts) -> Table:
     return table
 
 
-def _placements(plan: Plan, pictures: Sequence[BlockPicture]) -> Table:
-    table = plain_table("block", "×", "on the tp axis", "ops", right=4)
-    if plan.mesh.tp == 1:
-        table.title = "tp is 1: every op is whole"
-    for block in block_words(plan, pictures):
+def _placements(plan: Plan, pictures: Sequence[BlockPicture], axis: str) -> Table:
+    ranks = plan.mesh.degree(axis)
+    table = plain_table("block", "×", f"on the {axis} axis", "ops", right=4)
+    if ranks == 1:
+        table.title = f"{axis} is 1: every op is whole"
+    for block in block_words(plan, pictures, axis):
         label, count = block.name, str(block.count)
         for words, ops in block.main:
             table.add_row(label, count, words, ops)
             label = count = ""
-        if block.rest and plan.mesh.tp > 1:
+        if block.rest and ranks > 1:
             table.add_row(label, count, "the other ops", block.rest)
     return table
 

@@ -4,9 +4,10 @@ A configuration enters the queue with the bound of the provider's optimistic pri
 first, an interleaved one comes back with the bound over its family of cuts; then a configuration
 comes back as one entry per placement alternative, with the bound of what their placement
 costs; then with the bound of the full price; and is solved exactly (`stages`) when it is still
-first. Everything left in the queue when the best plan meets the smallest bound is
-proven no better. Among equal plans the simpler one wins: lower ZeRO level, no sequence-parallel
-boundary, smaller cp, smaller tp, smaller pp, fewer chunks, larger micro-batch.
+first, but only for plans little above its bound: when there are none it comes back with what was
+proven, to be solved for plans further above. Everything left in the queue when the best plan meets
+the smallest bound is proven no better. Among equal plans the simpler one wins: lower ZeRO level, no
+sequence-parallel boundary, smaller cp, smaller tp, smaller pp, fewer chunks, larger micro-batch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import heapq
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -40,6 +41,8 @@ TIE = 1e-9
 OTHER_SOLVES = 60
 # and for how many of them the provider is asked for prices that the search did not need.
 OTHER_WAITS = 4
+# Plans of so much more than the bound are looked for first, and then of more and more; at last any.
+NEAR, FURTHER, TRIES = 0.04, 2.0, 4
 Tie = tuple[int, bool, int, int, int, int, int, int, int]
 
 
@@ -159,6 +162,13 @@ class _Entry:
     index: int
     alternative: int
     stage: Stage
+    tries: int = 0
+
+    @property
+    def target(self) -> float:
+        """Plans below so many seconds are looked for."""
+        more = NEAR * FURTHER**self.tries if self.tries < TRIES else float("inf")
+        return self.bound * (1 + more)
 
 
 def solve_stages(
@@ -262,8 +272,9 @@ class BestFirst:
         if entry.stage is not Stage.PRICED:
             self._expand(entry)
             return
-        found = self.solve(entry.index, entry.alternative, best * (1 + TIE))
-        self.count["solved"] += 1
+        found = self._near(entry, best * (1 + TIE))
+        if entry.tries == 0:
+            self.count["solved"] += 1
         self.solved_meshes.add(setting.mesh)
         if found is None:
             return
@@ -285,6 +296,17 @@ class BestFirst:
             return
         _, chain = self.prices.chain(setting, entry.alternative)
         self._push(chain, entry.index, entry.alternative, Stage.PRICED, entry.bound)
+
+    def _near(self, entry: _Entry, cutoff: float) -> Choice | None:
+        """The best plan of an entry if it is below `cutoff` seconds and near its bound. Is it not
+        near, the entry is queued again with a larger bound."""
+        # Cuts of interleaved schedules are taken in the order of their bounds as it is.
+        one = self.settings[entry.index].chunks == 1
+        target = entry.target if one else float("inf")
+        found = self.solve(entry.index, entry.alternative, min(target, cutoff))
+        if found is None and target < cutoff:
+            heapq.heappush(self.queue, replace(entry, bound=target, tries=entry.tries + 1))
+        return found
 
     def solve(self, index: int, alternative: int, cutoff: float) -> Choice | None:
         """The best plan of one configuration, if it is below `cutoff` seconds."""
@@ -331,7 +353,9 @@ class BestFirst:
                 continue
             solves += 1
             cutoff = old.step_seconds if old else float("inf")
-            found = self.solve(entry.index, entry.alternative, cutoff)
+            if len(ranked) >= wanted:
+                cutoff = min(cutoff, ranked[wanted - 1])
+            found = self._near(entry, cutoff)
             if found is not None:
                 keep(found)
         known.pop(self.best.mesh, None)

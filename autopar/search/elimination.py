@@ -28,8 +28,8 @@ from autopar.search.placement_objective import TIE, Solution, evaluate, kept_by
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.intp]
-# Entries of the largest table that is worth building: 32 MiB.
-MOST_ENTRIES = 1 << 22
+# Entries of the largest table that is worth building, 128 MiB: latent attention needs a third of it.
+MOST_ENTRIES = 1 << 24
 
 
 @dataclass(frozen=True)

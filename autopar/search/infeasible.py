@@ -1,8 +1,8 @@
 """When nothing fits: the smallest memory that would do, and what to relax, verified by solving.
 
 `relaxations` follows the order in which a practitioner tries: precision, recomputation,
-micro-batch, schedule, ZeRO, degrees, optimizer, more ranks; then all of them at once if no single
-one is enough.
+micro-batch, schedule, ZeRO, degrees, optimizer, more ranks, up to the first number of them that is
+enough; then all of them at once if no single one is.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from autopar.cluster import Cluster
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.search.best_first import Prices
 from autopar.search.enumerate import legal_settings, search
+from autopar.search.illegal_cuts import why_no_cut
 from autopar.search.options import SearchOptions
 from autopar.search.result import Infeasible, Relaxation, SearchResult
 from autopar.search.smallest_memory import smallest_memory
@@ -40,9 +41,11 @@ def explain_infeasible(
         return result
     begin = time.perf_counter()
     found = legal_settings(provider, cluster, options)[0]
-    smallest = smallest_memory(Prices(provider), found, options)
+    known = Prices(provider)
+    smallest = smallest_memory(known, found, options)
     if smallest is None:
-        return result
+        blocks = known.optimistic(found[0]).blocks
+        return replace(result, no_cut=why_no_cut(blocks, found, options))
     helps = relaxations(provider, cluster, options, factory)
     infeasible = Infeasible(result.memory_limit, max(smallest.peaks), smallest, helps)
     seconds = result.seconds + time.perf_counter() - begin
@@ -52,6 +55,9 @@ def explain_infeasible(
 def infeasible_error(result: SearchResult) -> InfeasibleError:
     """The error that says by how much nothing fits, and the first thing that helps."""
     found = result.infeasible
+    reason, step = result.no_cut
+    if reason:
+        return InfeasibleError(f"no plan is legal, whatever the memory: {reason}", next_step=step)
     if found is None:
         return InfeasibleError(
             f"no plan fits in {format_bytes(result.memory_limit)} per rank",
@@ -87,18 +93,21 @@ def relaxations(
         attempt(change, other, cluster)
         for change, other in _changes(options, other_prices=factory is not None)
     ]
-    if factory is not None:
-        together = replace(options, precision=_leaner(options.precision), pins=options.forced)
-        for factor in (2, 4):
-            on = larger(cluster, factor)
-            tried.append(attempt(f"{factor} x the ranks ({on.size})", options, on))
-        if not any(t.fits for t in tried):
-            tried.append(attempt("all of these pins and precision at once", together, cluster))
-            for factor in (2, 4, 8, 16):
-                on = larger(cluster, factor)
-                tried.append(attempt(f"all at once on {on.size} ranks", together, on))
-                if tried[-1].fits:
-                    break
+    if factory is None:
+        return tuple(tried)
+    together = replace(options, precision=_leaner(options.precision), pins=options.forced)
+    for factor in (2, 4):
+        on = larger(cluster, factor)
+        tried.append(attempt(f"{factor} x the ranks ({on.size})", options, on))
+        if tried[-1].fits:
+            return tuple(tried)
+    if not any(t.fits for t in tried):
+        tried.append(attempt("all of these pins and precision at once", together, cluster))
+    for factor in (2, 4, 8, 16):
+        if any(t.fits for t in tried):
+            break
+        on = larger(cluster, factor)
+        tried.append(attempt(f"all at once on {on.size} ranks", together, on))
     return tuple(tried)
 
 
@@ -130,10 +139,17 @@ def _changes(options: SearchOptions, *, other_prices: bool) -> list[tuple[str, S
     free("boundary")
     free("cuts")
     free("tp", "pp", "dp", "cp", "cuts")
-    if options.optimizer == "adamw":
-        for name in ("sgd-momentum", "sgd"):
-            changes.append((f"optimizer {name}", replace(options, optimizer=name)))
+    for name in _LEANER_OPTIMIZERS.get(options.optimizer, ()):
+        changes.append((f"optimizer {name}", replace(options, optimizer=name)))
     return changes
+
+
+# The nearest to what is asked for first.
+_LEANER_OPTIMIZERS = {
+    "adamw": ("adamw-8bit", "adafactor", "sgd-momentum", "sgd"),
+    "adamw-8bit": ("adafactor", "sgd"),
+    "sgd-momentum": ("sgd",),
+}
 
 
 def _leaner(precision: str) -> str:

@@ -198,7 +198,7 @@ class SearchResult:
     `bound_step_seconds`: no configuration of the searched space is faster; `gap` is relative to it.
     `shapes`: mesh shapes considered; `pruned`: those of them that no full solve was needed for.
     `configurations` counts (mesh, micro-batch, schedule, ZeRO, placements): considered, solved, and
-    why the others were not.
+    why the others were not. `no_cut`: where no memory would do, why, and the next step.
     """
 
     status: str
@@ -216,6 +216,7 @@ class SearchResult:
     recipes: tuple[RecipeScore, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
     infeasible: Infeasible | None = None
+    no_cut: tuple[str, str] = ("", "")
     provider_seconds: float = field(default=0.0)
 
     @property

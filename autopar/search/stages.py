@@ -35,7 +35,8 @@ from autopar.search.partition import (
 from autopar.search.windows import Reach, Windows, given
 
 RATIO_GROUPS = 16
-BATCH = 20000
+# Columns that are made exact together: few at first, as their prices may rule out the others.
+FIRST_BATCH, LARGEST_BATCH = 256, 16384
 SINGLES = 96
 # Plans of so much more than the least possible seconds are looked at first, and then of more and
 # more, unless there are few intervals to look at anyway.
@@ -196,6 +197,7 @@ class _Search:
         row = row + np.array(self.table.shifts)[:, None, None]
         table[(row < 0) | (row >= windows.side)] = np.inf
         self.exact = self.need <= 0
+        self.batch = FIRST_BATCH
         self._relax(table)
 
     def _whole_need(self, need: Ints, each: Ints, rows: slice) -> Ints:
@@ -281,7 +283,8 @@ class _Search:
         cells = np.array(np.nonzero(~self.exact & (bound < target)))
         if not cells.size:
             return
-        order = np.argsort(bound[tuple(cells)], kind="stable")[:BATCH]
+        order = np.argsort(bound[tuple(cells)], kind="stable")[: self.batch]
+        self.batch = min(2 * self.batch, LARGEST_BATCH)
         cells = cells[:, order]
         stage, start, stop = self._interval(cells)
         counts = self.count_before[stop] - self.count_before[start]

@@ -1,11 +1,11 @@
-"""What a repeated block keeps for its backward, as a formula in batch, sequence and tp degree.
+"""What a repeated block keeps for its backward, as a formula in batch, sequence, tp and cp degree.
 
 The saved bytes of the block, rewritten as the plan places it, are a polynomial: every saved tensor
-has a size in b and s, and is whole or a t-th part on a rank. The polynomial is found by evaluating
-the rewritten graph at as many (b, s, t) as it has terms, in exact arithmetic, and holds only if the
-plan's own sizes, which are none of these, agree. For a GPT block that gives the formulas of
-Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section
-4, plus the statistics of its norms.
+has a size in b and s, and is whole or a t-th part on a rank, of whole sequences or a c-th part of
+them. The polynomial is found by evaluating the rewritten graph at as many (b, s, t, c) as it has
+terms, in exact arithmetic, and holds only if the plan's own sizes, which are none of these, agree.
+For a GPT block that gives the formulas of Korthikanti et al., "Reducing Activation Recomputation in
+Large Transformer Models" (2022), section 4, plus the statistics of its norms.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from autopar.op_call import Bindings
 from autopar.passes.analysis.block_memory import block_memory
 from autopar.passes.analysis.blocks import Block, Blocks
 from autopar.passes.rewrite.cut_blocks import cut_block
+from autopar.passes.rewrite.split_sequence import split_sequence
 from autopar.placement import Placement
 from autopar.program import Program, tensors_of
 from autopar.workflow.rank_block import to_rank_block
 
-B, S, T = sympy.symbols("b s t", positive=True)
+B, S, T, C = sympy.symbols("b s t c", positive=True)
 
 
 @dataclass(frozen=True)
 class ActivationFormula:
-    """`text` in bytes per micro-batch and rank, with b samples of s tokens over t tp ranks, and h
-    the width of what passes between blocks; `values` are those of the plan, `bytes` what they give.
+    """`text` in bytes per micro-batch and rank, with b samples of s tokens over t ranks of tp and c
+    of cp, and h the width of what passes between blocks; `values` are those of the plan, `bytes`
+    what they give.
     """
 
     block: str
@@ -58,6 +60,9 @@ def activation_formula(
     boundary: str,
     tp: int,
     sizes: Mapping[str, int],
+    *,
+    cp: int = 1,
+    cp_placements: Mapping[str, Mapping[str, str]] | None = None,
 ) -> ActivationFormula | None:
     """The formula of the block that is repeated most; None when none is, or none holds exactly.
 
@@ -67,63 +72,82 @@ def activation_formula(
     if len(blocks.kinds[kind]) < 2:
         return None
     block = blocks.block(kind)
-    chosen = placements.get(kind, {})
+    placed = _Placed(
+        placements.get(kind, {}), Placement.parse(boundary), (cp_placements or {}).get(kind, {})
+    )
 
-    def saved(b: int, s: int, t: int) -> int:
-        bound = {**sizes, "batch": b, "sequence": s}
-        return _saved_bytes(program, block, chosen, Placement.parse(boundary), t, bound)
+    def saved(b: int, s: int, t: int, c: int) -> int:
+        return _saved_bytes(program, block, placed, t, c, {**sizes, "batch": b, "sequence": s})
 
     b, s = sizes["batch"], sizes.get("sequence", 1)
     expression = None
     for batches in ([2 * b, 4 * b] if "batch" in program.symbols else [b], [b]):
         try:
-            expression = _fitted(saved, batches, s, tp, "sequence" in program.symbols)
+            expression = _fitted(saved, batches, s, (tp, cp), "sequence" in program.symbols)
             break
         except AutoparError:
             # Strategies are named by the factors of an op, and a batch of 1 is no factor: then
             # the formula is for that batch alone.
             continue
-    if expression is None or expression.subs({B: b, S: s, T: tp}) != saved(b, s, tp):
+    own = {B: b, S: s, T: tp, C: cp}
+    if expression is None or expression.subs(own) != saved(b, s, tp, cp):
         return None
     width = _width(block)
-    values = {"b": b, "s": s, "t": tp, "h": width}
+    values = {"b": b, "s": s, "t": tp, "c": cp, "h": width}
     text = _text(expression, width)
     shown = {k: v for k, v in values.items() if k in text}
-    count = int(expression.subs({B: b, S: s, T: tp}))
+    count = int(expression.subs(own))
     return ActivationFormula(kind, len(blocks.kinds[kind]), text, count, shown)
 
 
+@dataclass(frozen=True)
+class _Placed:
+    """How a block lies on tp, what passes to it, and how it lies on cp."""
+
+    on_tp: Mapping[str, str]
+    boundary: Placement
+    on_cp: Mapping[str, str]
+
+
 def _saved_bytes(
-    program: Program,
-    block: Block,
-    chosen: Mapping[str, str],
-    boundary: Placement,
-    tp: int,
-    sizes: Mapping[str, int],
+    program: Program, block: Block, placed: _Placed, tp: int, cp: int, sizes: Mapping[str, int]
 ) -> int:
     graph, slots = cut_block(program, block, Bindings(program.symbols, dict(sizes)))
-    to_rank_block(block.name, graph, slots, chosen if tp > 1 else {}, boundary, tp)
+    if cp > 1:
+        split_sequence(block.name, graph, slots, placed.on_cp, cp)
+    chosen = placed.on_tp if tp > 1 else {}
+    to_rank_block(block.name, graph, slots, chosen, placed.boundary, tp)
     return block_memory(graph, slots).saved
 
 
 def _fitted(
-    saved: Callable[[int, int, int], int], batches: list[int], length: int, tp: int, symbolic: bool
+    saved: Callable[[int, int, int, int], int],
+    batches: list[int],
+    length: int,
+    ranks: tuple[int, int],
+    symbolic: bool,
 ) -> sympy.Expr:
     # Twice as many ranks must divide what is split: even multiples of the plan's own sizes.
-    lengths = [2 * length, 4 * length, 6 * length] if symbolic else [length]
-    return _polynomial(saved, batches, lengths, [tp, 2 * tp] if tp > 1 else [1])
+    most = 4 if min(ranks) > 1 else 2
+    lengths = [most * length * i for i in (1, 2, 3)] if symbolic else [length]
+    degrees = [[n, 2 * n] if n > 1 else [1] for n in ranks]
+    return _polynomial(saved, batches, lengths, *degrees)
 
 
 def _polynomial(
-    saved: Callable[[int, int, int], int], batches: list[int], lengths: list[int], ranks: list[int]
+    saved: Callable[[int, int, int, int], int],
+    batches: list[int],
+    lengths: list[int],
+    on_tp: list[int],
+    on_cp: list[int],
 ) -> sympy.Expr:
-    """The polynomial in b, s and 1/t through all the points."""
+    """The polynomial in b, s, 1/t and 1/c through all the points."""
+    sampled = (batches, lengths, on_tp, on_cp)
     terms = [
-        B**i * S**j / T**k
-        for i, j, k in product(range(len(batches)), range(len(lengths)), range(len(ranks)))
+        B**i * S**j / (T**k * C**n) for i, j, k, n in product(*(range(len(v)) for v in sampled))
     ]
-    points = list(product(batches, lengths, ranks))
-    rows = [[term.subs({B: b, S: s, T: t}) for term in terms] for b, s, t in points]
+    points = list(product(*sampled))
+    rows = [[term.subs({B: b, S: s, T: t, C: c}) for term in terms] for b, s, t, c in points]
     measured = sympy.Matrix([saved(*point) for point in points])
     found = sympy.Matrix(rows).LUsolve(measured)
     return sum((c * term for c, term in zip(found, terms, strict=True)), sympy.Integer(0))
@@ -139,14 +163,16 @@ def _width(block: Block) -> int:
 
 
 def _text(expression: sympy.Expr, width: int) -> str:
-    """`b·s·(12·h + 16 + 48·h/t)`; h stands for the width, where an amount is at least that."""
-    polynomial = sympy.Poly(sympy.expand(expression * T), B, S, T)
-    by_size: dict[tuple[int, int], dict[int, Any]] = {}
-    for (i, j, k), coefficient in polynomial.terms():
-        by_size.setdefault((i, j), {})[k] = coefficient
+    """`b·s·(12·h + 16 + 48·h/t)`, `b·s/c·(…)`; h stands for the width, where an amount is at least
+    that."""
+    polynomial = sympy.Poly(sympy.expand(expression * T * C), B, S, T, C)
+    by_size: dict[tuple[int, int, int], dict[int, Any]] = {}
+    for (i, j, k, n), coefficient in polynomial.terms():
+        by_size.setdefault((i, j, n), {})[k] = coefficient
     parts = []
-    for (i, j), found in sorted(by_size.items(), reverse=True):
+    for (i, j, n), found in sorted(by_size.items(), reverse=True):
         size = "·".join(["b"] * bool(i) + ["s" if j == 1 else "s²"] * bool(j))
+        size = f"{size or 1}/c" if n == 0 else size
         whole, split = _amounts(found.get(1, 0), width), _amounts(found.get(0, 0), width)
         amounts = list(whole)
         if split:

@@ -21,6 +21,7 @@ class Configuration:
     every second matrix product and of attention). `sequence_parallel`: values between blocks are
     split over tp along the sequence; None takes what is faster. `regathers`: what is gathered for
     it before a product is not kept, but gathered again in the backward, hidden behind the products.
+    `exchanges_parts`: see `autopar.workflow.exchanged_parts`.
     `by_parameters`: stages are cut by parameters instead of layers (`cut_by_parameters`).
     `host_layer_seconds`: what the host needs to issue one pass of a layer; the device waits for it.
     """
@@ -38,6 +39,7 @@ class Configuration:
     recompute: str = "none"
     sequence_parallel: bool | None = None
     regathers: bool = False
+    exchanges_parts: bool = False
     by_parameters: bool = False
     host_layer_seconds: float = 0.0
     practice: Practice = field(default_factory=Practice)

@@ -15,7 +15,7 @@ from autopar.errors import UsageError
 from autopar.mesh import Mesh
 from autopar.workflow.configuration import RECOMPUTE, Configuration
 
-NUMBERS = ("tp", "pp", "dp", "vp", "microbatch", "microbatches")
+NUMBERS = ("tp", "pp", "dp", "cp", "ep", "vp", "microbatch", "microbatches")
 WORDS = {
     "zero": ("0", "1", "2", "3"),
     "sp": ("0", "1"),
@@ -76,14 +76,22 @@ def configuration_from_pins(
 
 
 def _mesh(number: dict[str, int], cluster: Cluster) -> Mesh:
-    tp, pp = number["tp"], number["pp"]
-    dp = number.get("dp", cluster.size // (tp * pp))
-    if tp * pp * dp != cluster.size:
+    tp, pp, cp = number["tp"], number["pp"], number.get("cp", 1)
+    dp, ep = number.get("dp", max(1, cluster.size // (tp * pp * cp))), number.get("ep", 1)
+    mesh = Mesh(pp, dp, tp, cp, ep)
+    if mesh.size != cluster.size:
+        on_cp = f" x cp {cp}" if cp > 1 else ""
         raise UsageError(
-            f"pp {pp} x dp {dp} x tp {tp} is {pp * dp * tp} ranks, the cluster has {cluster.size}",
+            f"pp {pp} x dp {mesh.dp}{on_cp} x tp {tp} is {mesh.size} ranks, the cluster has "
+            f"{cluster.size}",
             next_step="all ranks are used: change one of the degrees",
         )
-    return Mesh(pp, dp, tp)
+    if mesh.replicas % ep:
+        raise UsageError(
+            f"ep={ep} does not divide the {mesh.replicas} ranks of dp and cp",
+            next_step="ep splits these into groups: choose one of their divisors",
+        )
+    return mesh
 
 
 def _read(text: str) -> dict[str, str]:

@@ -2,8 +2,9 @@
 and a `Configuration`.
 
 Columns: layers, hidden, heads, kv_heads, ffn, vocab, seq; gpu, gpu_mem_gb, n_gpus, n_nodes,
-interconnect; tp, sp, pp, vp, cp, ep, dp, zero, mbs, gbs; precision, recompute, attention,
-optimizer, schedule, dp_mode, compile. An empty cell means not stated.
+interconnect; tp, sp, pp, vp, cp, ep, etp, dp, zero, mbs, gbs; precision, recompute, attention,
+optimizer, schedule, dp_mode, compile; n_experts, topk, with `ffn` the width of one expert. An empty
+cell means not stated.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from autopar.workflow.reported_practice import (
     practice_facts,
     reported_cluster,
 )
+from autopar.workflow.row_model import head_size, zoo_model
 from autopar.workflow.stand_in import Architecture
 
 # A parameter count that is further off than this says nothing about the form of the MLP.
@@ -33,22 +35,24 @@ HEAD_SIZE = 128
 
 @dataclass(frozen=True)
 class RowConfiguration:
-    """`assumed`: decisions that the row does not state."""
+    """`assumed`: decisions that the row does not state. The model is `architecture`, or the model
+    of the zoo that the row names."""
 
-    architecture: Architecture
+    architecture: Architecture | None
     layers: int
     configuration: Configuration
     assumed: tuple[str, ...] = ()
+    zoo: str = ""
 
 
 def read_row(row: Row) -> RowConfiguration:
     """Raises `InexpressibleError` with the reason, in few words."""
     facts = practice_facts(row)
     _refuse(row)
-    mesh = Mesh(_whole(row, "pp", 1), _whole(row, "dp", 1), _whole(row, "tp", 1))
+    mesh = _mesh(row)
     cluster = reported_cluster(row, facts)
     if mesh.size != cluster.size:
-        raise InexpressibleError("tp x pp x dp is not the number of GPUs")
+        raise InexpressibleError("tp x cp x pp x dp is not the number of GPUs")
     microbatch = _whole(row, "mbs")
     per_rank, rest = divmod(_whole(row, "gbs"), mesh.dp)
     if rest or per_rank % microbatch:
@@ -84,24 +88,40 @@ def read_row(row: Row) -> RowConfiguration:
             step_seconds=facts.get("step_seconds", 0.0),
         ),
         regathers=facts["regathers"],
+        exchanges_parts=facts.get("exchanges_parts", False),
         by_parameters=facts.get("by_parameters", False),
         host_layer_seconds=facts["host_layer_seconds"],
     )
     assumed = [facts["assumed"]] if "assumed" in facts else []
     if not row.get("heads"):
         assumed.append("heads")
-    return RowConfiguration(
-        _architecture(row, facts, mesh.tp), _whole(row, "layers"), configuration, tuple(assumed)
-    )
+    zoo = zoo_model(row)
+    architecture = None if zoo else _architecture(row, facts, mesh.tp)
+    return RowConfiguration(architecture, _whole(row, "layers"), configuration, tuple(assumed), zoo)
+
+
+def _mesh(row: Row) -> Mesh:
+    mesh = Mesh(*(max(1, _whole(row, a, 1)) for a in ("pp", "dp", "tp", "cp", "ep")))
+    if mesh.replicas % mesh.ep:
+        raise InexpressibleError("ep does not divide dp x cp")
+    # Not stated: Megatron's experts are split over tp as all else is.
+    if _experts(row) and _whole(row, "etp", mesh.tp) != mesh.tp:
+        raise InexpressibleError("experts over ep and tp ranks together (etp is not tp)")
+    return mesh
+
+
+def _experts(row: Row) -> int:
+    """Experts of a layer; 0 for a single MLP."""
+    count = _whole(row, "n_experts", 0)
+    return count if count > 1 else 0
 
 
 def _refuse(row: Row) -> None:
     """What no configuration of this package can be."""
-    if (row.get("n_experts") or "0") not in ("0", "1"):
-        raise InexpressibleError("mixture of experts")
-    for axis, name in (("cp", "context parallelism"), ("ep", "expert parallelism")):
-        if (row.get(axis) or "1") not in ("0", "1"):
-            raise InexpressibleError(name)
+    if not _experts(row) and _whole(row, "ep", 1) > 1:
+        raise InexpressibleError("ep without experts")
+    if _experts(row) and not row.get("topk"):
+        raise InexpressibleError("topk not stated")
     for column in ("layers", "hidden", "ffn", "vocab", "seq", "n_gpus", "mbs", "gbs"):
         if not row.get(column):
             raise InexpressibleError(f"{column} not stated")
@@ -140,14 +160,16 @@ def _architecture(row: Row, facts: Mapping[str, Any], tp: int) -> Architecture:
     """Gated or not and tied or not: by the printed parameter count, else by the model's family."""
     ffn, hidden = _whole(row, "ffn"), _whole(row, "hidden")
     heads = _heads(row, hidden, tp)
-    if not heads or hidden % heads or hidden // heads % 2:
+    size = head_size(row)
+    if not heads or (not size and (hidden % heads or hidden // heads % 2)):
         raise InexpressibleError("hidden size does not divide into heads")
 
     def shape(gated: bool, tied: bool) -> Architecture:
         kv_heads = _whole(row, "kv_heads", heads)
         vocab = _whole(row, "vocab")
         kernels = facts["fused_attention"], facts["wide_loss"]
-        return Architecture(hidden, heads, kv_heads, ffn, vocab, gated, tied, *kernels)
+        inner = _experts(row), _whole(row, "topk", 0), size
+        return Architecture(hidden, heads, kv_heads, ffn, vocab, gated, tied, *kernels, *inner)
 
     name = (row.get("model") or "").lower()
     gated = any(word in name for word in GATED)

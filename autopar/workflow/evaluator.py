@@ -18,6 +18,7 @@ from autopar.placement import Placement
 from autopar.plan_document import StagePlan
 from autopar.program import Program
 from autopar.workflow.configuration import Configuration, cut_by_parameters, cut_evenly
+from autopar.workflow.exchanged_parts import with_parts_exchanged
 from autopar.workflow.model_costs import ModelCosts
 from autopar.workflow.selective_recompute import (
     SELECTIVE,
@@ -95,19 +96,40 @@ class Evaluator:
         setting = configuration.setting
         evaluation = evaluate_setting(setting, cuts, blocks)
         flops = sum(b.flops for b in blocks) * mesh.tp / configuration.microbatch
+        if mesh.cp > 1:
+            # Not those of a rank times the ranks: they have unequal parts of causal attention.
+            costs = self._model_costs(configuration, boundary)
+            one, _ = whole_chain(costs.whole(configuration.microbatch), layers)
+            flops = sum(b.flops for b in one) / configuration.microbatch
         return Prediction(
             configuration, evaluation, footprint(evaluation, setting), cuts, boundary, flops
         )
 
     def _chain(self, configuration: Configuration, boundary: str) -> ChainCost | None:
-        c, tp = configuration, configuration.mesh.tp
+        c, mesh = configuration, configuration.mesh
+        tp, cp, ep = mesh.tp, mesh.cp, mesh.ep
         policy = c.recompute if c.recompute in SELECTIVE else ""
         key = (
-            *_price_key(c.cluster, tp),
-            *(c.sequence, tp, c.microbatch, boundary, policy, c.regathers, c.host_layer_seconds),
+            *_price_key(c.cluster, tp * cp * ep),
+            *(c.sequence, tp, cp, ep, c.microbatch, boundary, policy, c.regathers),
+            c.exchanges_parts,
+            c.host_layer_seconds,
         )
         if key not in self._chains:
             costs = self._model_costs(c, boundary)
+            if cp not in costs.cp_degrees(cp):
+                raise UsageError(
+                    f"cp={cp}: "
+                    + (costs.no_sequence or f"it does not divide the sequence of {c.sequence}"),
+                    next_step="use a cp that divides the sequence, or none",
+                )
+            if costs.experts % ep:
+                raise UsageError(
+                    f"ep={ep}: "
+                    + (costs.no_experts or f"it does not divide the {costs.experts} experts"),
+                    next_step="use an ep that divides the experts of every layer, or none",
+                )
+            costs = costs.over(cp, tp, ep)
             if c.microbatch not in costs.microbatch_sizes(c.microbatch):
                 raise UsageError(
                     f"microbatch={c.microbatch}: the batch could not be captured as a symbol",
@@ -117,18 +139,20 @@ class Evaluator:
                 raise UsageError(
                     f"tp={tp} splits no matrix product of this model", next_step="use a smaller tp"
                 )
-            if boundary != "R" and c.sequence % tp:
+            if boundary != "R" and c.sequence % (tp * cp):
                 return None
             alternatives = costs.alternatives(tp, c.microbatch)
             if not alternatives:
                 return None
             found = alternatives[0].price()
-            plain = not policy and not (c.regathers and tp > 1) and not c.host_layer_seconds
+            plain = not policy and not ((c.regathers or c.exchanges_parts) and tp > 1)
+            plain = plain and not c.host_layer_seconds
             self._chains[key] = found if plain else _adjusted(found, costs, c)
         return self._chains[key]
 
     def _model_costs(self, c: Configuration, boundary: str) -> ModelCosts:
-        key = (*_price_key(c.cluster, c.mesh.tp), c.sequence, boundary)
+        mesh = c.mesh
+        key = (*_price_key(c.cluster, mesh.tp * mesh.cp * mesh.ep), c.sequence, boundary)
         if key not in self._costs:
             sizes = dict(self.program.sizes)
             if "sequence" in self.program.symbols:
@@ -152,15 +176,17 @@ def whole_chain(chain: ChainCost, layers: int | None) -> tuple[list[BlockCost], 
     return [*chain.blocks[:front], *repeated, *chain.blocks[stop:]], ends
 
 
-def _price_key(cluster: Cluster, tp: int) -> tuple[object, ...]:
-    """What block prices depend on: the device, and the links that a tp group uses."""
+def _price_key(cluster: Cluster, neighbours: int) -> tuple[object, ...]:
+    """What block prices depend on: the device, and the links that the groups of tp, cp and ep
+    use, of so many `neighbours` together."""
     device = cluster.device
     inner = cluster.links[0]
-    links = (inner,) if tp <= inner.ranks and inner.ranks % tp == 0 else cluster.links
+    within = neighbours <= inner.ranks and inner.ranks % neighbours == 0
+    links = (inner,) if within else cluster.links
     kernel = device.attention.get(device.attention_kernel)
     return (
         *(device.name, device.memory_bytes_per_second, tuple(sorted(device.flops.items()))),
-        *(device.execution, kernel, links),
+        *(device.execution, device.even_experts, kernel, links),
     )
 
 
@@ -177,7 +203,8 @@ def _adjusted(chain: ChainCost, costs: ModelCosts, configuration: Configuration)
     """The chain as the configuration runs it: repeated blocks under a selective recomputation
     policy and no faster than the host issues them, gathered inputs dropped."""
     c, tp = configuration, configuration.mesh.tp
-    boundary, axis = Placement.parse(chain.boundary), Axis(tp, 1, configuration.cluster)
+    boundary = Placement.parse(chain.boundary)
+    axis = Axis(tp, 1, configuration.cluster, configuration.mesh.cp)
     kinds = [b.kind for b in chain.blocks]
     known: dict[str, BlockCost] = {}
     for block in chain.blocks:
@@ -190,6 +217,8 @@ def _adjusted(chain: ChainCost, costs: ModelCosts, configuration: Configuration)
             found = with_selective_recompute(found, graph, slots, axis, c.recompute)
         if c.regathers and tp > 1:
             found = without_gathered(found, graph, tp)
+        if c.exchanges_parts and tp > 1:
+            found = with_parts_exchanged(found, graph, axis)
         if kinds.count(block.kind) > 1:
             found = _issued(found, c.host_layer_seconds)
         known[block.kind] = found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from math import gcd
 
+from autopar.cluster import Device
 from autopar.experts.operands import TENSORS
-from autopar.passes.analysis.candidates import ruled_calls
+from autopar.passes.analysis.candidates import Candidates, candidates, ruled_calls
 from autopar.passes.rewrite.split_experts import (
     expert_calls,
     held_slots,
@@ -36,6 +38,32 @@ def expert_count(kinds: Mapping[str, Kind], tied: Container[str]) -> tuple[int, 
     return (gcd(*counts), "") if counts else (1, NO_EXPERTS)
 
 
+@dataclass(frozen=True)
+class ExpertKind(Kind):
+    """A block with a part of the experts of `whole`. Its other ops are those of `whole`, and so are
+    their strategies and prices."""
+
+    whole: Kind | None = None
+    device: Device | None = None
+
+    def over(self, ranks: int) -> Candidates:
+        assert self.whole is not None and self.device is not None
+        if ranks not in self.candidates:
+            of = self.whole.over(ranks)
+            own = {n.name: self.calls[n.name] for n in expert_calls(self.graph)}
+            part = candidates(self.graph, ranks, own)
+            alike = {n: of.prices(n, self.device) for n in of.calls if n not in own}
+            self.candidates[ranks] = Candidates(
+                ranks,
+                {**of.calls, **part.calls},
+                {**of.strategies, **part.strategies},
+                {**of.flops, **part.flops},
+                of.unknown,
+                alike,
+            )
+        return self.candidates[ranks]
+
+
 class ExpertKinds(BlockKinds):
     """As `whole`, with a part of the experts of every layer; blocks without any are the same."""
 
@@ -56,4 +84,9 @@ class ExpertKinds(BlockKinds):
             return kind
         graph = copy_graph(kind.graph)
         split_experts(graph, self._ranks)
-        return Kind(kind.name, graph, kind.slots, ruled_calls(graph))
+        own = ruled_calls(graph, expert_calls(graph))
+        return ExpertKind(
+            *(kind.name, graph, kind.slots, {**kind.calls, **own}),
+            whole=kind,
+            device=self.cluster.device,
+        )

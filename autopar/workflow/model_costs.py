@@ -30,7 +30,12 @@ from autopar.workflow.block_kinds import BlockKinds, Kind
 from autopar.workflow.expert_kinds import ExpertKinds, expert_count
 from autopar.workflow.expert_ways import missing_ways
 from autopar.workflow.placed_blocks import PlacedBlocks, Solved, confirm, placed_blocks
-from autopar.workflow.price_bounds import block_bound, only_seconds, part_of_sequence
+from autopar.workflow.price_bounds import (
+    block_bound,
+    only_seconds,
+    part_of_experts,
+    part_of_sequence,
+)
 from autopar.workflow.rank_block import to_rank_block
 from autopar.workflow.sequence_kinds import SequenceKinds, splits
 
@@ -135,6 +140,13 @@ class ModelCosts:
             self._over[key] = found
         return self._over[key]
 
+    def on(self, cluster: Cluster) -> ModelCosts:
+        """The prices on a larger cluster whose groups of ranks are linked as those here: what is
+        known here holds there, and the other way round."""
+        found = copy(self)
+        found.cluster, found._over = cluster, {}
+        return found
+
     def tp_degrees(self, limit: int) -> list[int]:
         """Degrees up to `limit` at which at least one matrix product of the model can be split."""
         kinds = self.kinds.at(self.sizes["batch"]).values()
@@ -183,7 +195,8 @@ class ModelCosts:
         return self.alternatives(1, microbatch)[0].least
 
     def optimistic(self, tp: int, microbatch: int) -> ChainCost:
-        """Every op with its fastest strategy and no communication; a tp-th part of all memory."""
+        """Every op with its fastest strategy, no communication but that of ep; a tp-th part of all
+        memory."""
         key = (tp, microbatch)
         if key not in self._optimistic and self.cp > 1:
             least = self._root.over(1, tp, self.ep).optimistic(tp, microbatch)
@@ -191,13 +204,12 @@ class ModelCosts:
             self._optimistic[key] = replace(least, blocks=blocks)
         if key not in self._optimistic:
             kinds = self.kinds.at(microbatch)
-            by_kind = {b.kind: b for b in self.whole(microbatch).blocks}
-            device = self.cluster.device
-            found = {}
+            by_kind = {b.kind: b for b in self._root.whole(microbatch).blocks}
+            axis, found = self._axis(tp), {}
             for name, kind in kinds.items():
                 if (id(kind), tp) not in self._bounds:
-                    bound = block_bound(by_kind[name], kind, tp, device)
-                    self._bounds[id(kind), tp] = bound
+                    whole = part_of_experts(by_kind[name], kind, self.ep)
+                    self._bounds[id(kind), tp] = block_bound(whole, kind, axis)
                 found[name] = self._bounds[id(kind), tp]
             self._optimistic[key] = self._along_chain("", "bound", found)
         return self._optimistic[key]

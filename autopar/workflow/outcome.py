@@ -61,6 +61,8 @@ class Outcome:
             }
         if result.infeasible is not None:
             document["infeasible"] = result.infeasible.to_dict()
+        if result.no_cut[0]:
+            document["infeasible"] = {"why": result.no_cut[0], "next_step": result.no_cut[1]}
         document["memory_limit_bytes"] = result.memory_limit
         document["search"] = search
         return document

@@ -8,6 +8,7 @@ from autopar.parts import Parts
 from autopar.passes.analysis.batch_statistics import is_batch_norm, updates_of_batch
 from autopar.passes.analysis.coupled_samples import (
     COUNTED,
+    Statistics,
     batch_statistics,
     counts_in_backward,
     coupling_op,
@@ -25,25 +26,46 @@ def prepare(program: Program, sizes: dict[str, int]) -> Program:
     if parts.program.batch_stays_whole:
         return parts.program
     together, statistics = _why_together(parts.program)
+    whole = "" if together else _why_whole(parts.program)
+    if whole and not updates_of_batch(parts.program):
+        together, statistics = _why_combined(parts.program)
     if together:
-        return replace(parts.program, one_micro_batch=together, batch_statistics=statistics)
-    return replace(parts.program, batch_stays_whole=_why_whole(parts.program))
+        return _with(replace(parts.program, one_micro_batch=together), statistics)
+    return replace(parts.program, batch_stays_whole=whole)
 
 
-def _why_together(program: Program) -> tuple[str, frozenset[str]]:
+_NONE = Statistics(frozenset(), frozenset())
+
+
+def _why_together(program: Program) -> tuple[str, Statistics]:
     """Why all samples of a step must pass together although they may be spread over dp, and the
     statistics to sum then; '' when they need not, or may not be spread."""
     norm = next((n for n in program.graph.nodes if is_batch_norm(n)), None)
     moved = updates_of_batch(program)
     if (norm is None and not moved) or loss_form(program).kind == "unknown":
-        return "", frozenset()
+        return "", _NONE
     found = batch_statistics(program)
     if found is None:
-        return "", frozenset()
+        return "", _NONE
     if norm is not None:
         where = module_path(norm) or user_line(norm)
         return f"the batch norm {where!r} takes statistics of the whole batch", found
     return f"a step changes the buffer {moved[0]!r}", found
+
+
+def _with(program: Program, found: Statistics) -> Program:
+    return replace(program, batch_statistics=found.names, batch_sums=found.added)
+
+
+def _why_combined(program: Program) -> tuple[str, Statistics]:
+    """As `_why_together`, where samples meet in means and sums over the batch alone, as in the
+    losses that balance the load of experts."""
+    found = batch_statistics(program)
+    if not found or not found.names or loss_form(_with(program, found)).kind == "unknown":
+        return "", _NONE
+    op = next(n for n in program.graph.nodes if n.name in found.names)
+    where = user_line(op) or module_path(op)
+    return f"samples meet in {op.name}{f' ({where})' if where else ''}, over the whole batch", found
 
 
 def _why_whole(program: Program) -> str:

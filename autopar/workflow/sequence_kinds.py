@@ -38,7 +38,7 @@ def splits(program: Program, blocks: Blocks, bindings: Bindings) -> tuple[int, s
     It is dim 1 of the values that pass from block to block, and a sequence: dim 1 of an input.
     """
     if program.batch_statistics:
-        return 1, "samples pass together through statistics of the batch"
+        return 1, f"{program.one_micro_batch}, and cp ranks hold a part of every sample"
     nodes = {n.name: n for n in program.graph.find_nodes(op="placeholder")}
     lengths = {
         kind.shape[1]

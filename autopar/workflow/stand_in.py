@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from autopar.workflow.stand_in_experts import Experts
+
 EXAMPLE_BATCH = 2
 LAYERS = 2
 
@@ -28,7 +30,9 @@ class Architecture:
     `gated`: a gated MLP of three matrices, RMS norms and no biases, as in Llama; otherwise two
     matrices, layer norms and biases, as in GPT. `tied`: the output head shares the embedding's
     weight. `fused_attention`: one kernel instead of scores, softmax and dropout. `wide_loss`: the
-    loss is computed from a float32 copy of the logits.
+    loss is computed from a float32 copy of the logits. `experts`: how many MLPs of `ffn` columns a
+    layer has (0: one, and no router), of which each token takes `topk`. `head_size`: columns of a
+    head (0: the hidden size over the heads).
     """
 
     hidden: int
@@ -40,13 +44,20 @@ class Architecture:
     tied: bool
     fused_attention: bool = True
     wide_loss: bool = True
+    experts: int = 0
+    topk: int = 0
+    head_size: int = 0
+
+    @property
+    def head(self) -> int:
+        return self.head_size or self.hidden // self.heads
 
     @property
     def layer_parameters(self) -> int:
         """Matrix elements of one layer."""
-        head = self.hidden // self.heads
-        attention = self.hidden * head * 2 * (self.heads + self.kv_heads)
-        return attention + (3 if self.gated else 2) * self.hidden * self.ffn
+        attention = self.hidden * self.head * 2 * (self.heads + self.kv_heads)
+        mlp = (3 if self.gated else 2) * self.hidden * self.ffn
+        return attention + max(1, self.experts) * mlp + self.experts * self.hidden
 
     def parameters(self, layers: int) -> int:
         """Matrix elements of the whole model: norms, biases and positions are left out."""
@@ -58,7 +69,7 @@ class Attention(nn.Module):
 
     def __init__(self, shape: Architecture) -> None:
         super().__init__()
-        self.head = shape.hidden // shape.heads
+        self.head = shape.head
         self.fused = shape.fused_attention
         self.rotary = shape.gated
         self.groups = shape.heads // shape.kv_heads
@@ -92,24 +103,37 @@ def rotate(x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.
     return x * angles[0] + torch.cat((-second, first), 3) * angles[1]
 
 
+class MLP(nn.Module):
+    """Three matrices, or two with biases."""
+
+    def __init__(self, hidden: int, inner: int, *, gated: bool) -> None:
+        super().__init__()
+        self.gate = nn.Linear(hidden, inner, bias=False) if gated else None
+        self.up = nn.Linear(hidden, inner, bias=not gated)
+        self.down = nn.Linear(inner, hidden, bias=not gated)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
+        return self.down(y)  # type: ignore[no-any-return]
+
+
 class Layer(nn.Module):
-    """Attention and MLP, each behind a norm and added to what came in."""
+    """Attention and MLP (or experts), each behind a norm and added to what came in."""
 
     def __init__(self, shape: Architecture) -> None:
         super().__init__()
-        bias = not shape.gated
         norm = nn.RMSNorm if shape.gated else nn.LayerNorm
         self.first_norm, self.second_norm = norm(shape.hidden), norm(shape.hidden)
         self.attention = Attention(shape)
-        self.gate = nn.Linear(shape.hidden, shape.ffn, bias=False) if shape.gated else None
-        self.up = nn.Linear(shape.hidden, shape.ffn, bias=bias)
-        self.down = nn.Linear(shape.ffn, shape.hidden, bias=bias)
+        if shape.experts:
+            sizes = shape.hidden, shape.ffn, shape.experts, shape.topk
+            self.mlp: nn.Module = Experts(*sizes, gated=shape.gated)
+        else:
+            self.mlp = MLP(shape.hidden, shape.ffn, gated=shape.gated)
 
     def forward(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         x = x + self.attention(self.first_norm(x), angles)
-        y = self.second_norm(x)
-        y = F.gelu(self.up(y)) if self.gate is None else F.silu(self.gate(y)) * self.up(y)
-        return x + self.down(y)  # type: ignore[no-any-return]
+        return x + self.mlp(self.second_norm(x))  # type: ignore[no-any-return]
 
 
 class StandIn(nn.Module):
@@ -127,7 +151,7 @@ class StandIn(nn.Module):
         if shape.tied:
             self.head.weight = self.embed.weight
         self.wide_loss = shape.wide_loss
-        self.frequencies = shape.hidden // shape.heads // 2
+        self.frequencies = shape.head // 2
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         x = self.embed(input_ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import torch
 from torch import fx
@@ -72,11 +72,16 @@ def view_of(node: fx.Node) -> fx.Node | None:
 
 
 def ancestors(
-    graph: fx.Graph, wanted: Iterable[fx.Node], *, through_sizes: bool = True
+    graph: fx.Graph,
+    wanted: Iterable[fx.Node],
+    *,
+    through_sizes: bool = True,
+    until: Container[fx.Node] = (),
 ) -> set[fx.Node]:
     """All that `wanted` is computed from: inputs of inputs, and what writes into their memory.
 
-    Without `through_sizes` a tensor of which only the size is used is no ancestor.
+    Without `through_sizes` a tensor of which only the size is used is no ancestor. What those in
+    `until` are computed from does not count.
     """
     roots = memory_roots(graph)
     writers: dict[fx.Node, list[fx.Node]] = {}
@@ -89,6 +94,8 @@ def ancestors(
         node = stack.pop()
         if node not in found:
             found.add(node)
+            if node in until:
+                continue
             size = isinstance(node.meta.get("val"), torch.SymInt | int)
             stack += node.all_input_nodes if through_sizes or not size else []
             stack += writers.get(roots[node], [])

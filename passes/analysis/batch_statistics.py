@@ -7,6 +7,7 @@ A buffer that follows from parameters and buffers alone (the vectors of a spectr
 of steps) is no matter of the batch.
 
 The first needs the gradient through the statistics; the others are of a value without gradient.
+Other values that a batch's parts add up to are found by running them: see `coupled_samples`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -62,10 +62,13 @@ class Candidates:
         return self.priced[node]
 
 
-def ruled_calls(graph: fx.GraphModule) -> dict[str, RuledCall]:
-    """Every op of a static graph with its rule: the same for any number of ranks."""
+def ruled_calls(
+    graph: fx.GraphModule, nodes: Iterable[fx.Node] | None = None
+) -> dict[str, RuledCall]:
+    """Every op of a static graph (or `nodes` of it) with its rule: the same for any number of
+    ranks."""
     found = {}
-    for node in graph.graph.nodes:
+    for node in graph.graph.nodes if nodes is None else nodes:
         if node.op == "call_function":
             call = op_call(node, STATIC)
             found[node.name] = RuledCall(call, rule_for(call), bool(node.meta.get(REPLICATE)))

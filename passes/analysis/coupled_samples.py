@@ -8,22 +8,29 @@ that is asked by running the block.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch.utils._sympy.functions import ToFloat
 
 from autopar.errors import AutoparError
 from autopar.op_call import Bindings, OpCall, op_call
-from autopar.passes.analysis.aliases import ancestors
+from autopar.passes.analysis.aliases import ancestors, written
 from autopar.passes.analysis.batch_statistics import is_batch_norm, statistic_dims
 from autopar.passes.analysis.blocks import Blocks, analyse_blocks
+from autopar.passes.analysis.combined_values import (
+    combining,
+    connected,
+    descendants,
+    until_combined,
+)
 from autopar.passes.analysis.loss_form import loss_tail
 from autopar.passes.analysis.random_ops import draws_apart
 from autopar.passes.analysis.sample_probe import alike, follow
+from autopar.passes.analysis.sample_rule import batch_dim
 from autopar.program import Program, outputs_of, tensors_of
 from autopar.rules import rule_for
-from autopar.rules.language import Rule
 
 # Sizes at which ops are looked at: no other dim is likely to have them.
 SAMPLES, TOKENS = 11, 14
@@ -49,7 +56,14 @@ def coupling_op(program: Program) -> fx.Node | None:
     return _Walk(program).first()
 
 
-def batch_statistics(program: Program) -> frozenset[str] | None:
+class Statistics(NamedTuple):
+    """Names of nodes; those in `added` are the sums of what they are for parts of a batch."""
+
+    names: frozenset[str]
+    added: frozenset[str]
+
+
+def batch_statistics(program: Program) -> Statistics | None:
     """Ops by which alone samples depend on each other: they take statistics of the batch, so that
     it can be spread over dp ranks as one micro-batch, and the statistics be summed.
 
@@ -63,13 +77,15 @@ def batch_statistics(program: Program) -> frozenset[str] | None:
         return None
     if ancestors(program.graph, kept) & loss_tail(program):
         return None
-    return frozenset(n.name for n in walk.summed)
+    names, added = (frozenset(n.name for n in found) for found in (walk.summed, walk.added))
+    return Statistics(names, added)
 
 
 class _Walk:
     """`at`: values that hold the batch -> the dim whose major part it is. `placed`: values
     without samples whose entries differ by their place in the batch (a range over it). `summing`:
-    statistics of the batch do not count as mixing, and are noted in `summed`."""
+    statistics of the batch do not count as mixing, and are noted in `summed`; those in `added`
+    are sums of those of parts."""
 
     def __init__(self, program: Program, *, summing: bool = False) -> None:
         sizes = dict(program.sizes)
@@ -90,9 +106,11 @@ class _Walk:
         # Noise for each sample is like an input of the batch.
         noise = {n: self._dim_by_shape(n) for n in self.nodes if _is_noise(n)}
         self.at |= {n: d for n, d in noise.items() if d is not None and self._multiple(n, d)}
+        self.moving = descendants([n for n in self.nodes if n.name in inputs])
         self.placed: set[fx.Node] = set()
         self.summing = summing
         self.summed: set[fx.Node] = set()
+        self.added: set[fx.Node] = set()
         self._answers: dict[Any, int | None] = {}
 
     def first(self) -> fx.Node | None:
@@ -114,9 +132,12 @@ class _Walk:
                 continue
             blocks = blocks or analyse_blocks(self.program)
             region = self._region(blocks, node, tail)
-            if not self._kept_apart(region):
+            if self._kept_apart(region):
+                settled |= set(region)
+            elif self.summing and (combined := self._combined(node, tail)):
+                settled |= combined
+            else:
                 return node
-            settled |= set(region)
         return None
 
     def _mixes_in_loss(self, node: fx.Node) -> bool:
@@ -160,6 +181,35 @@ class _Walk:
         if is_batch_norm(node):
             self.at[node] = self.at[source]
         return True
+
+    def _combined(self, node: fx.Node, tail: set[fx.Node]) -> set[fx.Node]:
+        """All between a node that mixes samples and what the batch's parts add up to, by which
+        alone others see of it; empty when there is more to see."""
+        reached = connected(node, tail, self.at, self.moving, self._dim_by_shape)
+        region = self._with_constants(reached)
+        sources = {s for n in region for s in n.all_input_nodes} - set(region)
+        if "batch" not in self.program.symbols or sources & self.placed:
+            return set()
+        if any(self._bounds_batch(n) or written(n) for n in region):
+            return set()
+        batched = {n: self.at[n] for n in sources if n in self.at}
+        whole, half = (
+            Bindings(self.program.symbols, {**self.bindings.sizes, "batch": size})
+            for size in (2 * FEWER, FEWER)
+        )
+        kinds = combining(region, batched, whole, half)
+        inside, ends = until_combined(reached, kinds)
+        self.summed |= ends
+        self.added |= {n for n in ends if kinds[n] == "sum"}
+        return inside
+
+    def _with_constants(self, wanted: set[fx.Node]) -> list[fx.Node]:
+        """In order, with all that is made from nothing: its true values count."""
+        wanted = set(wanted)
+        for each in reversed(self.nodes):
+            if each in wanted:
+                wanted |= {s for s in each.all_input_nodes if s in self.constant}
+        return [n for n in self.nodes if n in wanted]
 
     def _note_constant(self, node: fx.Node) -> bool:
         """A value made from nothing is the same for every sample, or `placed`; it never mixes."""
@@ -221,6 +271,7 @@ class _Walk:
         symbol = self.program.symbols.get("batch")
         sizes = [n.meta.get("val") for n in node.all_input_nodes]
         exprs = [s.node.expr for s in sizes if isinstance(s, torch.SymInt | torch.SymFloat)]
+        exprs = [e.replace(ToFloat, lambda x: x) for e in exprs]
         return any(e.has(symbol) and not e.is_polynomial(symbol) for e in exprs)
 
     def _dim(self, node: fx.Node) -> int | None:
@@ -250,7 +301,7 @@ class _Walk:
         if call is None or rule is None:
             return -1
         by_name = {n.name: self.at[n] for n in node.all_input_nodes if n in self.at}
-        return _by_rule(rule, [by_name.get(name) for name in call.operands])
+        return batch_dim(rule, [by_name.get(name) for name in call.operands])
 
     def _call(self, node: fx.Node) -> OpCall | None:
         try:
@@ -276,13 +327,22 @@ class _Walk:
     def _region(self, blocks: Blocks, node: fx.Node, tail: set[fx.Node]) -> list[fx.Node]:
         """The block around a node, or the shared values, with all that is made from nothing: its
         true values count (a range over the batch)."""
-        home = next((b.nodes for b in blocks.chain if node in b.nodes), blocks.shared)
-        wanted = {n for n in home if n not in tail} | {node}
-        for each in reversed(self.nodes):
-            if each in wanted:
-                wanted |= {s for s in each.all_input_nodes if s in self.constant}
+        home = next((b.nodes for b in blocks.chain if node in b.nodes), None)
+        own = {n for n in home if n not in tail} | {node} if home else self._joined(blocks, node)
+        wanted = self._with_constants(own)
         # Noise comes from outside, so that samples can change places with theirs.
-        return [n for n in self.nodes if n in wanted and not (n in self.at and _is_noise(n))]
+        return [n for n in wanted if not (n in self.at and _is_noise(n))]
+
+    def _joined(self, blocks: Blocks, node: fx.Node) -> set[fx.Node]:
+        """Of the shared values those that are computed from each other: a mask for attention has
+        nothing to do with the count of a loss."""
+        home, found, stack = set(blocks.shared), {node}, [node]
+        while stack:
+            last = stack.pop()
+            beside = {*last.users, *last.all_input_nodes} & home - self.constant - found
+            found |= beside
+            stack += beside
+        return found
 
     def _kept_apart(self, region: list[fx.Node]) -> bool:
         """Whether a region does, as a whole; notes where what others read of it holds the batch."""
@@ -336,22 +396,3 @@ def _made_from_nothing(nodes: list[fx.Node]) -> set[fx.Node]:
         if node.op == "call_function" and all(n in found for n in tensors):
             found.add(node)
     return found
-
-
-def _by_rule(rule: Rule, dims: list[int | None]) -> int | None:
-    """Dim of the batch in the result; -1 when it is lost from sight, None when samples mix."""
-    factors = {
-        operand[dim][0]
-        for operand, dim in zip(rule.operands, dims, strict=True)
-        if dim is not None and dim < len(operand) and operand[dim]
-    }
-    if len(factors) != 1:
-        # Two factors: every sample of one operand meets every sample of the other.
-        return None if factors else -1
-    factor = factors.pop()
-    if factor in rule.whole:
-        return None
-    for index, dim in enumerate(rule.results[0]):
-        if dim and dim[0] == factor:
-            return index
-    return None if not any(factor in dim for dim in rule.results[0]) else -1

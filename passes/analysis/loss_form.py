@@ -160,11 +160,13 @@ def _joined(first: LossForm, second: LossForm) -> LossForm:
 
 def _without_samples(program: Program, term: Any) -> bool:
     """Whether a term is the same for every part of the batch: neither samples, nor their number,
-    nor random numbers go into it."""
+    nor random numbers go into it, but by statistics that are summed over the whole batch."""
     if not _is_scalar(term):
         return False
     inputs = {i.name for i in program.of_kind("input") if i.batch_dim >= 0}
-    return not any(n.name in inputs or draws(n) for n in ancestors(program.graph, [term]))
+    summed = {n for n in program.graph.nodes if n.name in program.batch_statistics}
+    found = ancestors(program.graph, [term], until=summed)
+    return not any(n.name in inputs or draws(n) for n in found - summed)
 
 
 def _op_name(node: Any) -> str:

@@ -46,13 +46,13 @@ def follow(
         return None
     found: dict[fx.Node, int] = {}
     generator = torch.Generator().manual_seed(0)
-    with torch.no_grad(), _own_randomness(), warnings.catch_warnings():
+    with torch.no_grad(), own_randomness(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(DRAWS):
-            values = {n: _drawn(n, bindings, generator) for n in outside}
+            values = {n: drawn(n, bindings, generator) for n in outside}
             try:
                 torch.manual_seed(1)  # random ops draw the same in every run
-                whole = _run(nodes, values, bindings)
+                whole = run_nodes(nodes, values, bindings)
                 dims = _dims(nodes, values, batched, results, bindings, samples, whole, generator)
                 if dims is not None and fewer is not None:
                     alone = _alone(nodes, values, batched, bindings, fewer)
@@ -75,17 +75,17 @@ def alike(node: fx.Node, bindings: Bindings, dim: int, samples: int) -> bool:
     if sum(t.numel for n in node.all_input_nodes for t in types_of(n, bindings)) > LIMIT:
         return False
     generator = torch.Generator().manual_seed(0)
-    with torch.no_grad(), _own_randomness(), warnings.catch_warnings():
+    with torch.no_grad(), own_randomness(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            values = {n: _drawn(n, bindings, generator) for n in node.all_input_nodes}
-            result = _run([node], values, bindings)[node]
+            values = {n: drawn(n, bindings, generator) for n in node.all_input_nodes}
+            result = run_nodes([node], values, bindings)[node]
         except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
             return False
     if not isinstance(result, Tensor) or result.shape[dim] % samples:
         return False
     parts = result.chunk(samples, dim)
-    return all(_same(parts[0], part) for part in parts)
+    return all(same(parts[0], part) for part in parts)
 
 
 def _dims(
@@ -108,7 +108,7 @@ def _dims(
                     given[node], dim, samples, generator if change else None, swap
                 )
         torch.manual_seed(1)
-        return seen(_run(nodes, given, bindings))
+        return seen(run_nodes(nodes, given, bindings))
 
     def seen(env: dict[Any, Any]) -> list[Tensor]:
         return [t for n in results for t in tensors_of(env[n])]
@@ -117,8 +117,8 @@ def _dims(
     owners = [n for n in results for _ in tensors_of(n.meta["val"])]
     found: dict[fx.Node, int] = {}
     for node, base, after, exchanged in zip(owners, plain, moved, swapped, strict=True):
-        if base.shape != after.shape or _same(base, after):
-            if base.shape != exchanged.shape or not _same(base, exchanged):
+        if base.shape != after.shape or same(base, after):
+            if base.shape != exchanged.shape or not same(base, exchanged):
                 return None
             continue
         fitting = [
@@ -126,7 +126,7 @@ def _dims(
             for d in range(base.dim())
             if base.shape[d] % samples == 0
             and _apart(base, after, d, samples)
-            and _same(_altered(base, d, samples, None, True), exchanged)
+            and same(_altered(base, d, samples, None, True), exchanged)
         ]
         if len(fitting) != 1 or found.get(node, fitting[0]) != fitting[0]:
             return None
@@ -153,7 +153,7 @@ def _alone(
         else:
             given[node] = fewer.size(node.meta.get("val"))
     torch.manual_seed(1)
-    return _run(nodes, given, fewer)
+    return run_nodes(nodes, given, fewer)
 
 
 def _agree(
@@ -171,7 +171,7 @@ def _agree(
             if dim is not None:
                 rows = wanted.shape[dim] // samples * kept
                 wanted = wanted.narrow(dim, wanted.shape[dim] - rows, rows)
-            if few.shape != wanted.shape or not _same(few, wanted):
+            if few.shape != wanted.shape or not same(few, wanted):
                 return False
     return True
 
@@ -183,7 +183,9 @@ def _only_difference(few: Tensor, many: Tensor) -> int | None:
     return found[0] if few.dim() == many.dim() and len(found) == 1 else None
 
 
-def _run(nodes: Sequence[fx.Node], given: dict[fx.Node, Any], bindings: Bindings) -> dict[Any, Any]:
+def run_nodes(
+    nodes: Sequence[fx.Node], given: dict[fx.Node, Any], bindings: Bindings
+) -> dict[Any, Any]:
     env: dict[Any, Any] = dict(given)
     for changed in {n for node in nodes for n in written(node)}:
         if isinstance(env.get(changed), Tensor):
@@ -223,10 +225,10 @@ def _altered(value: Any, dim: int, samples: int, change: torch.Generator | None,
 
 def _apart(base: Tensor, after: Tensor, dim: int, samples: int) -> bool:
     kept = base.shape[dim] // samples * (samples - 1)
-    return _same(base.narrow(dim, 0, kept), after.narrow(dim, 0, kept))
+    return same(base.narrow(dim, 0, kept), after.narrow(dim, 0, kept))
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def same(a: Tensor, b: Tensor) -> bool:
     """Equal but for the order of additions, which kernels choose by size."""
     if not a.is_floating_point():
         return torch.equal(a, b)
@@ -234,7 +236,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-def _drawn(node: fx.Node, bindings: Bindings, generator: torch.Generator) -> Any:
+def drawn(node: fx.Node, bindings: Bindings, generator: torch.Generator) -> Any:
     value = node.meta.get("val")
     if isinstance(value, Tensor):
         return _random(bindings.shape(value), value.dtype, generator)
@@ -255,7 +257,7 @@ def _random(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator
 
 
 @contextmanager
-def _own_randomness() -> Iterator[None]:
+def own_randomness() -> Iterator[None]:
     """Draws that neither depend on the caller's random state nor change it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -79,12 +79,12 @@ def test_refusals(arguments, message, capsys):
 
 def test_a_table_of_what_cannot_be_expressed_is_written_back(tmp_path, capsys):
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
-    source.write_text("layers,hidden,gpu,n_gpus,cp\n4,64,A100,8,2\n4,64,A100,8,\n")
+    source.write_text("layers,hidden,gpu,n_gpus\n4,,A100,8\n4,64,A100,8\n")
     code, text, _ = run(capsys, "evaluate", "--table", source, "--out", out, "--workers", "1")
     assert code == 0 and "2 rows: 0 fit, 0 do not, 2 can't be expressed" in text
     with out.open() as file:
         rows = list(csv.DictReader(file))
     assert [r["predicted_status"] for r in rows] == [
-        "inexpressible: context parallelism",
+        "inexpressible: hidden not stated",
         "inexpressible: ffn not stated",
     ]

@@ -77,6 +77,15 @@ def qwen3_moe() -> Toy:
     return _toy("qwen3_moe", decoder_sparse_step=1)
 
 
+def qwen3_moe_auxiliary_loss() -> Toy:
+    """With an attention mask: padding does not count as load."""
+    auxiliary = {"output_router_logits": True, "router_aux_loss_coef": 0.1}
+    model, inputs = _toy("qwen3_moe", decoder_sparse_step=1, **auxiliary)
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[1, -3:] = mask[2, -5:] = 0
+    return model, {**inputs, "attention_mask": mask}
+
+
 def olmoe() -> Toy:
     return _toy("olmoe")
 

@@ -121,6 +121,18 @@ def test_experts_split_by_replicas_equal_one_device(model: str) -> None:
     _check_replicas(model, OVER_REPLICAS)
 
 
+@pytest.mark.parametrize("model", ["mixtral_auxiliary_loss", slow("qwen3_moe_auxiliary_loss")])
+def test_a_loss_that_balances_experts_is_of_the_whole_batch(model: str) -> None:
+    """Its means are summed over dp; all samples are one micro-batch."""
+    pins = (
+        "pp=1,tp=1,dp=4,ep=2,zero=1",
+        "pp=1,tp=1,dp=4,ep=4,zero=3,recompute=full",
+        "pp=1,tp=2,dp=2,ep=2,zero=0,weights=split",
+        "pp=2,tp=1,dp=2,ep=2,zero=2",
+    )
+    _check_replicas(model, pins)
+
+
 def _check_replicas(model: str, pins: tuple[str, ...]) -> None:
     found = run_planner(_verdicts, f"{MODELS}:{model}", {4: pins}, "i")
     assert_equal({p: verdict for p, (verdict, _) in found.items()})

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autopar.cost.evaluate import evaluate
 from autopar.errors import PassError, UsageError
-from autopar.search import stages
+from autopar.search import best_first, stages
 from autopar.search.best_first import TIE, solve_stages
 from autopar.search.bounds import bound
 from autopar.search.chain import Chain
@@ -219,20 +219,24 @@ def test_out_of_time_gives_a_plan_with_its_gap_not_a_false_proof():
 @pytest.mark.parametrize("after", [1, 3])
 def test_an_interrupt_gives_the_best_plan_so_far_with_its_gap(monkeypatch, after):
     provider = Provider(cluster(8), layers=30, width=4096)
-    proven = search(provider, provider.on, SearchOptions(64, memory_limit=30 * GIB))
-    solved = 0
+    proven = search(provider, provider.on, SearchOptions(64, memory_limit=16 * GIB))
+    left = None  # solves until the interrupt, once there is a plan
 
     def interrupted(*args, **options):
-        nonlocal solved
-        solved += 1
-        if solved == after + 1:
-            raise KeyboardInterrupt
-        return solve(*args, **options)
+        nonlocal left
+        if left is not None:
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        found = solve(*args, **options)
+        if found is not None and left is None:
+            left = after
+        return found
 
-    solve = stages.solve
-    monkeypatch.setattr(stages, "solve", interrupted)
-    found = search(provider, provider.on, SearchOptions(64, memory_limit=30 * GIB))
-    assert solved > after and any("interrupted" in note for note in found.notes)
+    solve = best_first.solve_stages
+    monkeypatch.setattr(best_first, "solve_stages", interrupted)
+    found = search(provider, provider.on, SearchOptions(64, memory_limit=16 * GIB))
+    assert left is not None and left <= 0 and any("interrupted" in note for note in found.notes)
     assert found.bound_step_seconds <= proven.step_seconds <= found.step_seconds * (1 + TIE)
     assert found.status == ("optimal" if found.gap <= TIE else "feasible")
     assert not found.alternatives and not found.neighbours

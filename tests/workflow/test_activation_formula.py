@@ -53,13 +53,15 @@ class Gpt(nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
 
-def formulas(layers: int, tp: int, batch: int) -> list[tuple[ActivationFormula | None, str, int]]:
+def formulas(
+    layers: int, tp: int, batch: int, cp: int = 1
+) -> list[tuple[ActivationFormula | None, str, int]]:
     """Formula, boundary and priced bytes of a layer, for every placement of the search."""
     ids = torch.zeros(4, 16, dtype=torch.long)
     program = capture(Gpt(layers), {"ids": ids, "labels": ids}, dtype=torch.bfloat16)
     sizes = {**program.sizes, "sequence": LENGTH}
     program = prepare(program, sizes)
-    costs = ModelCosts(program, Cluster.parse("h100:1x8"), sizes)
+    costs = ModelCosts(program, Cluster.parse("h100:1x8"), sizes).over(cp, tp)
     found = []
     for known in costs.alternatives(tp, batch):
         chain = known.price()
@@ -70,6 +72,8 @@ def formulas(layers: int, tp: int, batch: int) -> list[tuple[ActivationFormula |
             chain.boundary,
             tp,
             {**sizes, "batch": batch},
+            cp=cp,
+            cp_placements=chain.cp_placements,
         )
         block = next(b for b in chain.blocks if b.name == costs.blocks.chain[1].name)
         found.append((formula, chain.boundary, block.saved_bytes))
@@ -91,16 +95,30 @@ def test_split_over_ranks_every_placement_has_its_formula() -> None:
     assert {boundary for _, boundary, _ in found} == {"R", "S(1)"}
     for formula, _, saved in found:
         assert formula is not None and formula.bytes == saved
-        values = {**formula.values, "s²": formula.values["s"] ** 2}
-        text = re.sub(r"s²", str(values["s²"]), formula.text).replace("·", "*")
-        for name in "bsth":
-            text = re.sub(rf"\b{name}\b", str(formula.values.get(name, 0)), text)
-        assert eval(text) == pytest.approx(saved)  # noqa: S307 - digits and operators
+        assert evaluated(formula) == pytest.approx(saved)
     texts = {formula.text for formula, _, _ in found if formula}
     # Tensor parallelism: sbh(10 + 24/t) with the masks. What is dearer in time keeps less.
     fastest, smallest = found[0][0], min((f for f, _, _ in found if f), key=lambda f: f.bytes)
     assert fastest.text == f"{2 * HEADS}·b·s²/t + b·s·(8·h + 16 + 24·h/t)"
     assert fastest.text in texts and smallest.bytes < fastest.bytes
+
+
+@pytest.mark.parametrize(("tp", "cp"), [(1, 4), (2, 2)])
+def test_split_along_the_sequence_every_placement_has_its_formula(tp: int, cp: int) -> None:
+    for formula, _, saved in formulas(3, tp, 2, cp):
+        assert formula is not None and formula.bytes == saved
+        assert formula.values["c"] == cp and formula.values["s"] == LENGTH
+        assert evaluated(formula) == pytest.approx(saved)
+        # All but keys and values, which ranks may gather, is of a part of the sequence.
+        assert "s/c" in formula.text or "s²/c" in formula.text
+
+
+def evaluated(formula: ActivationFormula) -> float:
+    """What the text gives for its values."""
+    text = formula.text.replace("s²", str(formula.values["s"] ** 2)).replace("·", "*")
+    for name in "bstch":
+        text = re.sub(rf"\b{name}\b", str(formula.values.get(name, 0)), text)
+    return float(eval(text))  # noqa: S307 - digits and operators
 
 
 def test_a_model_without_a_repeated_block_has_none() -> None:

@@ -26,6 +26,11 @@ def test_dp_and_micro_batches_follow():
     assert found.boundaries == ("R", "S(1)")
 
 
+def test_cp_splits_the_sequence_beside_dp():
+    found = read(BASE + ",cp=4")
+    assert found.mesh == Mesh(1, 2, 2, 4) and found.microbatches == 16
+
+
 def test_everything_can_be_named():
     found = read(
         "tp=2,pp=2,dp=4,vp=2,sp=1,zero=1,microbatch=1,microbatches=16,schedule=interleaved,"
@@ -48,6 +53,7 @@ def test_everything_can_be_named():
         (BASE + ",vp=2", "interleaved goes with vp and pp"),
         (BASE + ",schedule=interleaved", "interleaved goes with vp and pp"),
         (BASE + ",dp=0", "whole number"),
+        (BASE + ",cp=3", "pp 1 x dp 2 x cp 3 x tp 2 is 12 ranks, the cluster has 16"),
     ],
 )
 def test_refusals_name_the_pin(pins, message):

@@ -62,6 +62,12 @@ def test_where_gradients_live():
     assert read_row(ROW).configuration.practice.gradient_buffer == ""
 
 
+def test_cp_is_beside_dp():
+    found = read_row(ROW | {"cp": "2", "tp": "4"}).configuration
+    assert found.mesh == Mesh(2, 1, 4, 2) and found.microbatches == 8
+    assert read_row(ROW | {"cp": ""}).configuration.mesh.cp == 1
+
+
 def test_what_is_not_stated():
     found = read_row(ROW | {"recompute": "", "heads": "", "sp": "", "zero": ""})
     assert found.assumed == ("recompute", "heads")
@@ -73,7 +79,7 @@ def test_what_is_not_stated():
     ("change", "reason"),
     [
         ({"n_experts": "8"}, "mixture of experts"),
-        ({"cp": "2"}, "context parallelism"),
+        ({"cp": "3"}, "tp x cp x pp x dp is not the number of GPUs"),
         ({"precision": "FP8"}, "8-bit"),
         ({"gpu": "TPU v4"}, "no device file for GPU TPU v4"),
         ({"vocab": ""}, "vocab not stated"),

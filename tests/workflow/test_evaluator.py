@@ -53,6 +53,20 @@ def test_activations_per_layer_follow_korthikanti(evaluator):
     assert (kept.saved_bytes - split.saved_bytes) / SBH == pytest.approx(4 * (1 - 1 / TP), rel=0.03)
 
 
+def test_cp_holds_a_part_of_the_sequence(evaluator):
+    plain = replace(BASE, sequence_parallel=False)
+    split = replace(plain, mesh=Mesh(1, 1, TP, 2))
+    whole, part = (evaluator.predict(c) for c in (plain, split))
+    assert part.flops_per_sample == pytest.approx(whole.flops_per_sample, rel=0.02)
+    assert part.evaluation.time_breakdown["cp_comm"] > 0
+    assert "cp_comm" not in whole.evaluation.time_breakdown
+    # A rank keeps its half, and keys and values of all positions if it gathers them.
+    kept = layer(evaluator, split).saved_bytes / layer(evaluator, plain).saved_bytes
+    assert 0.5 <= kept < 0.6
+    with pytest.raises(UsageError, match="cp=3: it does not divide the sequence of 1024"):
+        evaluator.predict(replace(split, mesh=Mesh(1, 1, 2, 3)))
+
+
 def test_core_recomputation_keeps_no_scores_and_repeats_attention(evaluator):
     plain = layer(evaluator, replace(BASE, mesh=Mesh(1, 8, 1)))
     core = layer(evaluator, replace(BASE, mesh=Mesh(1, 8, 1), recompute="core"))

@@ -104,6 +104,28 @@ def test_what_is_no_sequence_is_not_split_and_says_so() -> None:
         search_program(program, Cluster.parse("cpu:2"), global_batch_size=2, pins="cp=2")
 
 
+class Averaging(nn.Module):
+    """Its layers keep a mean of what they see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            self.mean.lerp_(x.detach().mean((0, 1)), 0.1)
+        return x.square().mean()
+
+
+def test_a_buffer_that_a_step_changes_is_named() -> None:
+    program = capture(Averaging(), {"x": torch.ones(2, 4, 8)})
+    program = prepare(program, program.sizes)
+    root = ModelCosts(program, Cluster.parse("cpu:2"), program.sizes)
+    assert root.cp_degrees(2) == [1] and "the buffer 'mean'" in root.no_sequence
+
+
 def test_what_every_cp_rank_computes_whole_is_named() -> None:
     model, inputs = sequence_models.recurrent()
     program = capture(model, inputs, dtype=torch.float32)

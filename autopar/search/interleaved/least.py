@@ -8,6 +8,7 @@ and what the last block of the working chunk works with.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.block_cost import tie_groups
 from autopar.cost import memory
@@ -41,20 +42,24 @@ class LeastBytes:
             lambda b: inside_bytes(b) + gathered_bytes(b, setting, rooted=groups)
         )
 
-    def floors(self, edges: Ints) -> Ints:
-        """[candidates]: the fullest rank has no less."""
+    def fit(self, edges: Ints, limit: float) -> NDArray[np.bool_]:
+        """[candidates]: the fullest rank may have no more than `limit` bytes."""
         states = self._once(self.states, self.tied, edges)
         gradients = self._once(self.gradients, self.tied_gradients, edges)
         last = edges[:, 1:] - 1
         kept = sums(self.kept, edges) + self.sent[last]
         working = self.working[last]
-        most = np.zeros(len(edges), np.int64)
+        left = np.arange(len(edges))
         for rank, found in enumerate(self.phases):
-            mine = slice(rank, None, self.pp)
-            total = kept[:, mine] @ found.live.T + gradients[:, mine] @ found.before.T
-            total = (total + working[:, mine][:, found.chunk]).max(axis=1)
-            most = np.maximum(most, states[:, mine].sum(axis=1) + total)
-        return most
+            if not len(left):
+                break
+            here = left, slice(rank, None, self.pp)
+            total = kept[here] @ found.live.T + gradients[here] @ found.before.T
+            total = (total + working[here][:, found.chunk]).max(axis=1)
+            left = left[states[here].sum(axis=1) + total <= limit]
+        fits = np.zeros(len(edges), bool)
+        fits[left] = True
+        return fits
 
     def _once(self, values: Ints, tied: list[Ints], edges: Ints) -> Ints:
         """[candidates, parts]: sums of `values` with what is tied in a part counted once."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost.pipeline import actions
+from autopar.cost.pipeline import interleaved_order
 from autopar.interleaving import round_size
 from autopar.search.chain import Ints
 
@@ -49,12 +49,7 @@ def phases(pp: int, microbatches: int, chunks: int) -> tuple[Phases, ...]:
 @lru_cache(maxsize=1024)
 def _phases(pp: int, microbatches: int, chunks: int) -> tuple[Phases, ...]:
     return tuple(
-        _of_rank(
-            np.array([a.chunk for a in order], np.int64),
-            np.array([a.kind == "F" for a in order], bool),
-            chunks,
-        )
-        for order in actions("interleaved", pp, microbatches, chunks)
+        _of_rank(*interleaved_order(rank, pp, microbatches, chunks), chunks) for rank in range(pp)
     )
 
 

@@ -223,15 +223,23 @@ def family_bound(
     ends = seconds.ends(edges, pp)
     parts = seconds.parts(edges)
     least = least_makespan(parts, pp, m) + ends
-    below = np.flatnonzero(least < target)
-    if len(below):
-        floors = LeastBytes(chain, setting).floors(edges[below])
-        least[below[floors > limit]] = np.inf
-        below = np.flatnonzero(least < target)
-    if exact and len(below):
-        more = ChunkMemory(chain, setting, "auto").least_extra(edges[below], limit)
-        least[below] = least_makespan(parts[below], pp, m, more) + ends[below]
-    return float(least.min())
+    order = np.argsort(least, kind="stable")
+    below, above = np.split(order, [int(np.count_nonzero(least < target))])
+    best = float(least[above[0]]) if len(above) else float("inf")
+    if not len(below):
+        return best
+    room, memory = LeastBytes(chain, setting), None
+    begin, size = 0, FIRST_FITTED
+    while begin < len(below) and least[below[begin]] < best:
+        some = below[begin : begin + size]
+        begin, size = begin + size, min(2 * size, LARGEST_FITTED)
+        some = some[room.fit(edges[some], limit)]
+        if exact and len(some):
+            memory = memory or ChunkMemory(chain, setting, "auto")
+            more = memory.least_extra(edges[some], limit)
+            least[some] = least_makespan(parts[some], pp, m, more) + ends[some]
+        best = min(best, float(least[some].min(initial=np.inf)))
+    return best
 
 
 def least_peak(

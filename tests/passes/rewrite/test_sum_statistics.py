@@ -54,6 +54,40 @@ def test_statistics_are_summed_over_dp() -> None:
     assert "aten.batch_norm" not in text and text.count("aten.mean.dim") == 1
 
 
+class Balanced(nn.Module):
+    """A loss for the load of four classes, as mixtures of experts add one."""
+
+    def __init__(self, counts: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.counts = counts
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        chosen = nn.functional.one_hot(h.argmax(-1), 4).float()
+        if self.counts:
+            load, share = chosen.sum(0).square(), h.softmax(-1).sum(0)
+        else:
+            load, share = chosen.mean(0), torch.cat([h, h * 2]).softmax(-1).mean(0)
+        loss: Tensor = h.square().mean() + 0.1 * (load * share).sum()
+        return loss
+
+
+def test_the_load_of_the_whole_batch() -> None:
+    text = code(stage("dp=2", Balanced()))
+    FileCheck().check("mean.dim(").check("autopar.batch_average.default(mean").check_same(
+        ", 2, 'dp')"
+    ).run(text)
+    # What was chosen has no gradient: it is like what a batch norm keeps.
+    assert text.count("autopar.batch_average") == text.count("autopar.batch_mean") == 1
+    assert "batch_total" not in text
+
+
+def test_counts_of_the_whole_batch() -> None:
+    text = code(stage("dp=2", Balanced(counts=True)))
+    assert text.count("autopar.batch_total.default(sum") == 2 and "batch_average" not in text
+
+
 def test_a_norm_of_the_inputs_too() -> None:
     """Its statistics need no parameter: stages share them."""
     text = code(stage("dp=2", Model(first=True)))
