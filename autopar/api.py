@@ -73,6 +73,7 @@ def plan(
     `global_batch_size`: samples of one optimizer step over all ranks. `memory_limit`: bytes per
     rank for the five memory terms (or a text such as "70GiB"). `pins`: decisions to keep, as
     "tp=8,zero=1". `precision`: fp32, bf16-mixed, bf16 or fp16 (default: that of the parameters).
+    `optimizer`: whose states are counted: adamw, adamw-8bit, adafactor, sgd or sgd-momentum.
     `sequence`: plan for another length of dim 1 than the example's. `name`: of the model, in the
     plan.
     Raises `InfeasibleError` when nothing fits, `CaptureError` or `UsageError` for bad input.
@@ -208,8 +209,8 @@ def search_program(
 def _explanation(costs: ModelCosts, choice: Choice, seconds: dict[str, float]) -> Explanation:
     """A second solver's word on the chosen placements, and what the repeated block keeps."""
     start = time.perf_counter()
-    chain, tp, cp = choice.chain, choice.mesh.tp, choice.mesh.cp
-    confirmed = costs.over(cp, tp).confirm(chain, tp, choice.microbatch)
+    chain, tp, cp, ep = choice.chain, choice.mesh.tp, choice.mesh.cp, choice.mesh.ep
+    confirmed = costs.over(cp, tp, ep).confirm(chain, tp, choice.microbatch)
     sizes = {**costs.sizes, "batch": choice.microbatch}
     formula = activation_formula(
         costs.program,
@@ -220,9 +221,10 @@ def _explanation(costs: ModelCosts, choice: Choice, seconds: dict[str, float]) -
         sizes,
         cp=cp,
         cp_placements=chain.cp_placements,
+        ep=ep,
     )
     seconds["explain"] = time.perf_counter() - start
-    return Explanation(formula, confirmed)
+    return Explanation(formula, confirmed, costs.experts if ep > 1 else 0)
 
 
 def model_costs(

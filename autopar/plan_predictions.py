@@ -25,6 +25,7 @@ def predictions(name: str, value: Any) -> dict[str, Any]:
             "recipes": lambda n, v: items(n, v, _other_plan),
             "neighbours": lambda n, v: items(n, v, _other_plan),
             "activation_formula": _formula,
+            "experts": count,
             "search": _search,
             "reruns": lambda n, v: entries(n, v, lambda k, sets: entries(k, sets, _amounts)),
         },

@@ -39,6 +39,7 @@ class Facts:
     recipes: tuple[Mapping[str, Any], ...]
     neighbours: tuple[Mapping[str, Any], ...]
     activation_formula: Mapping[str, Any]
+    experts: int
 
     @staticmethod
     def of(plan: Plan) -> Facts:
@@ -58,6 +59,7 @@ class Facts:
             tuple(p.get("recipes") or ()),
             tuple(p.get("neighbours") or ()),
             p.get("activation_formula") or {},
+            int(p.get("experts") or 0),
         )
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autopar.plan_document import Plan
+from autopar.report.expert_words import expert_sentence
 from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts, mesh_text
 from autopar.report.format import percent_text, plural
 from autopar.report.reruns import rerun_rows
@@ -19,6 +20,7 @@ def limits(plan: Plan) -> list[str]:
     found = [_largest(facts), _bubble(plan, facts), *_communication(plan, facts)]
     found += [
         sequence_sentence(plan),
+        expert_sentence(plan),
         _recompute(plan, facts),
         _memory(plan, facts),
         _activations(facts),

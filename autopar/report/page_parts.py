@@ -101,6 +101,8 @@ def _mesh(plan: Plan) -> str:
     )
     number, word = plural(plan.mesh.size, "rank").split(" ")
     ranks = f'<div class="ranks">= <b>{number}</b> {word}</div>'
+    if plan.mesh.ep > 1:
+        ranks += f'<div class="ranks"><b>ep {plan.mesh.ep}</b> within the replicas</div>'
     return '<i class="times">×</i>'.join(axes) + ranks
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from autopar.plan_document import Plan
 from autopar.report.block_picture import BlockPicture
+from autopar.report.expert_words import expert_part
 from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts, mesh_text
 from autopar.report.format import count_text, percent_text, plural
 from autopar.report.limits import cost_text, limits, neighbours, others, proof
@@ -111,6 +112,7 @@ def decision_rows(plan: Plan) -> list[tuple[str, str]]:
         ("recompute", plan.recompute_label),
         ("between blocks", plan.boundary),
         *([("sequence", sequence_text(plan))] if plan.mesh.cp > 1 else []),
+        *([("experts", f"{expert_part(plan)} on each ep rank")] if plan.mesh.ep > 1 else []),
         ("precision", plan.precision),
         ("optimizer", plan.optimizer),
         ("planned for", sizes),

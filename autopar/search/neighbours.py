@@ -15,7 +15,7 @@ from autopar.search.best_first import BestFirst, Prices
 from autopar.search.options import Pins, SearchOptions
 from autopar.search.result import Choice, Neighbour
 from autopar.search.smallest_memory import smallest_memory
-from autopar.search.space import divisors, legal_degrees, long_degrees, settings
+from autopar.search.space import divisors, ep_degrees, legal_degrees, long_degrees, settings
 from autopar.units import format_bytes
 
 
@@ -34,7 +34,9 @@ def neighbours(
     degrees = legal_degrees(prices.provider, cluster)
     found = []
     on_cp = [1, *long_degrees(prices.provider, cluster)]
-    for change in _changes(best, cluster, degrees, on_cp, len(prices.provider.block_names)):
+    on_ep = ep_degrees(prices.provider, best.mesh.replicas)
+    blocks = len(prices.provider.block_names)
+    for change in _changes(best, cluster, degrees, on_cp, on_ep, blocks):
         if not _open(options.pins, change.pins):
             continue
         pins = replace(options.pins, **_given(change.pins))
@@ -56,13 +58,19 @@ def neighbours(
 
 
 def _changes(
-    best: Choice, cluster: Cluster, degrees: list[int], on_cp: list[int], blocks: int
+    best: Choice,
+    cluster: Cluster,
+    degrees: list[int],
+    on_cp: list[int],
+    on_ep: list[int],
+    blocks: int,
 ) -> Iterator[_Change]:
     mesh = best.mesh
     kept = Pins(
         tp=mesh.tp,
         pp=mesh.pp,
         cp=mesh.cp,
+        ep=mesh.ep if len(on_ep) > 1 else None,
         zero=best.zero if mesh.replicas > 1 else None,
         microbatch=best.microbatch,
         schedule=best.schedule if mesh.pp > 1 else None,
@@ -70,7 +78,7 @@ def _changes(
         boundary=best.boundary if mesh.tp > 1 else None,
     )
     # What another mesh can't keep follows from it.
-    moved = replace(kept, zero=None, schedule=None, chunks=None, boundary=None)
+    moved = replace(kept, ep=None, zero=None, schedule=None, chunks=None, boundary=None)
     for tp in _beside(degrees, mesh.tp):
         if cluster.size % (tp * mesh.pp * mesh.cp) == 0:
             yield _Change(f"TP {tp}", replace(moved, tp=tp, zero=_level(best, mesh.pp * tp)))
@@ -83,6 +91,8 @@ def _changes(
         if pp <= blocks:
             pins = replace(moved, pp=pp, zero=_level(best, pp * mesh.tp), boundary=kept.boundary)
             yield _Change(f"PP {pp}", pins)
+    for ep in _beside(on_ep, mesh.ep):
+        yield _Change(f"EP {ep}", replace(kept, ep=ep))
     if mesh.replicas > 1:
         for zero in _beside([0, 1, 2, 3], best.zero):
             yield _Change(f"ZeRO-{zero}", replace(kept, zero=zero))

@@ -22,6 +22,7 @@ from autopar.op_call import Bindings
 from autopar.passes.analysis.block_memory import block_memory
 from autopar.passes.analysis.blocks import Block, Blocks
 from autopar.passes.rewrite.cut_blocks import cut_block
+from autopar.passes.rewrite.split_experts import split_experts
 from autopar.passes.rewrite.split_sequence import split_sequence
 from autopar.placement import Placement
 from autopar.program import Program, tensors_of
@@ -63,6 +64,7 @@ def activation_formula(
     *,
     cp: int = 1,
     cp_placements: Mapping[str, Mapping[str, str]] | None = None,
+    ep: int = 1,
 ) -> ActivationFormula | None:
     """The formula of the block that is repeated most; None when none is, or none holds exactly.
 
@@ -73,7 +75,10 @@ def activation_formula(
         return None
     block = blocks.block(kind)
     placed = _Placed(
-        placements.get(kind, {}), Placement.parse(boundary), (cp_placements or {}).get(kind, {})
+        placements.get(kind, {}),
+        Placement.parse(boundary),
+        (cp_placements or {}).get(kind, {}),
+        ep,
     )
 
     def saved(b: int, s: int, t: int, c: int) -> int:
@@ -102,11 +107,13 @@ def activation_formula(
 
 @dataclass(frozen=True)
 class _Placed:
-    """How a block lies on tp, what passes to it, and how it lies on cp."""
+    """How a block lies on tp, what passes to it, how it lies on cp, and how many ranks split its
+    experts."""
 
     on_tp: Mapping[str, str]
     boundary: Placement
     on_cp: Mapping[str, str]
+    ep: int
 
 
 def _saved_bytes(
@@ -115,6 +122,8 @@ def _saved_bytes(
     graph, slots = cut_block(program, block, Bindings(program.symbols, dict(sizes)))
     if cp > 1:
         split_sequence(block.name, graph, slots, placed.on_cp, cp)
+    if placed.ep > 1:
+        split_experts(graph, placed.ep)
     chosen = placed.on_tp if tp > 1 else {}
     to_rank_block(block.name, graph, slots, chosen, placed.boundary, tp)
     return block_memory(graph, slots).saved

@@ -102,11 +102,11 @@ def read_row(row: Row) -> RowConfiguration:
 
 def _mesh(row: Row) -> Mesh:
     mesh = Mesh(*(max(1, _whole(row, a, 1)) for a in ("pp", "dp", "tp", "cp", "ep")))
-    if mesh.replicas % mesh.ep:
-        raise InexpressibleError("ep does not divide dp x cp")
     # Not stated: Megatron's experts are split over tp as all else is.
     if _experts(row) and _whole(row, "etp", mesh.tp) != mesh.tp:
         raise InexpressibleError("experts over ep and tp ranks together (etp is not tp)")
+    if mesh.replicas % mesh.ep:
+        raise InexpressibleError("ep does not divide dp x cp")
     return mesh
 
 

@@ -20,10 +20,11 @@ NOTES_SHOWN = 40
 @dataclass(frozen=True)
 class Explanation:
     """What is found out about a chosen plan alone. `confirmed`: how many placement problems a
-    second solver found the same optimum for."""
+    second solver found the same optimum for. `experts`: of a layer, where ep splits them."""
 
     formula: ActivationFormula | None = None
     confirmed: int = 0
+    experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,8 @@ def build_plan(
 def _explained(predictions: dict[str, Any], more: Explanation) -> dict[str, Any]:
     if more.formula:
         predictions["activation_formula"] = more.formula.to_dict()
+    if more.experts:
+        predictions["experts"] = more.experts
     predictions["search"]["placements_confirmed"] = more.confirmed
     return predictions
 

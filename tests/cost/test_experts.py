@@ -129,3 +129,21 @@ def test_a_published_layer() -> None:
     time, exchanges = experts_time(layer, cluster.device), exchange_seconds(layer, 1, cluster)
     assert time.forward.seconds + exchanges[0] == pytest.approx(4.327e-3, rel=0.15)
     assert time.backward + exchanges[1] == pytest.approx(7.684e-3, rel=0.2)
+
+
+def test_even_routers_leave_no_rank_more_than_its_share() -> None:
+    even = replace(H100.device, even_experts=True)
+    part = call(here=EXPERTS // 8)
+    by_chance, made_even = (experts_time(part, d) for d in (H100.device, even))
+    assert made_even.forward.seconds < by_chance.forward.seconds
+    # One rank has all rows either way.
+    assert experts_time(call(), even) == experts_time(call(), H100.device)
+
+
+def test_a_part_of_the_rows_each_sends_less_between_nodes() -> None:
+    spread = replace(call(), args=spread_arguments(call().args, 8))
+    whole = exchange_seconds(spread, 4, H100)
+    parts = exchange_seconds(spread, 4, H100, parts=4)
+    assert parts[0] < whole[0] and parts[1] < whole[1]
+    # Not a fourth of it: what comes is gathered inside the node.
+    assert parts[0] > whole[0] / 4

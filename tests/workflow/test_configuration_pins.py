@@ -31,6 +31,13 @@ def test_cp_splits_the_sequence_beside_dp():
     assert found.mesh == Mesh(1, 2, 2, 4) and found.microbatches == 16
 
 
+def test_ep_divides_the_ranks_of_dp_and_cp():
+    assert read(BASE + ",ep=8").mesh == Mesh(1, 8, 2, 1, 8)
+    assert read(BASE + ",cp=2,ep=8").mesh == Mesh(1, 4, 2, 2, 8)
+    with pytest.raises(UsageError, match="ep=3 does not divide the 8 ranks"):
+        read(BASE + ",ep=3")
+
+
 def test_everything_can_be_named():
     found = read(
         "tp=2,pp=2,dp=4,vp=2,sp=1,zero=1,microbatch=1,microbatches=16,schedule=interleaved,"

@@ -78,7 +78,8 @@ def test_what_is_not_stated():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"n_experts": "8"}, "mixture of experts"),
+        ({"n_experts": "8"}, "topk not stated"),
+        ({"ep": "2", "dp": "2", "n_gpus": "32", "n_nodes": "4"}, "ep without experts"),
         ({"cp": "3"}, "tp x cp x pp x dp is not the number of GPUs"),
         ({"precision": "FP8"}, "8-bit"),
         ({"gpu": "TPU v4"}, "no device file for GPU TPU v4"),
@@ -141,3 +142,49 @@ def test_float16_where_there_is_no_bfloat16():
     assert flops["bfloat16"] == flops["float16"] > flops["float32"]
     flops = read_row(old | {"precision": "bf16"}).configuration.cluster.device.flops
     assert flops["bfloat16"] == flops["float32"]
+
+
+GROK = ROW | {
+    "model": "grok", "layers": "64", "heads": "48", "kv_heads": "8", "ffn": "32768",
+    "vocab": "131072", "n_experts": "8", "topk": "2", "gpu": "H100", "n_gpus": "64",
+    "n_nodes": "8", "tp": "4", "sp": "1", "pp": "1", "dp": "16", "ep": "8", "mbs": "1",
+    "zero": "1", "dp_mode": "DDP dist-opt", "precision": "bf16", "recompute": "none",
+    "notes": "capacity factor 1.0 (yaml)",
+}  # fmt: skip
+
+
+def test_experts_are_split_over_replicas_and_as_all_else_over_tp():
+    found = read_row(GROK)
+    assert found.configuration.mesh == Mesh(1, 16, 4, 1, 8)
+    assert (found.architecture.experts, found.architecture.topk) == (8, 2)
+    assert found.architecture.gated
+    assert found.architecture.parameters(64) == pytest.approx(314e9, rel=0.03)
+    assert read_row(GROK | {"etp": "4"}) == found
+    for change, reason in (
+        ({"etp": "1"}, "experts over ep and tp ranks together"),
+        ({"ep": "32"}, "ep does not divide dp x cp"),
+    ):
+        with pytest.raises(InexpressibleError, match=reason):
+            read_row(GROK | change)
+
+
+def test_routers_of_benchmarks_are_even_and_tp_exchanges_parts():
+    found = read_row(GROK).configuration
+    assert found.cluster.device.even_experts and found.exchanges_parts
+    assert not read_row(GROK | {"notes": ""}).configuration.cluster.device.even_experts
+    assert not read_row(GROK | {"sp": "0"}).configuration.exchanges_parts
+    assert not read_row(ROW).configuration.cluster.device.even_experts
+
+
+def test_models_that_columns_do_not_describe():
+    """Heads wider than the hidden size, and a model of the zoo where the columns fit it."""
+    row = GROK | {"model": "Qwen3-30B-A3B", "hidden": "2048", "heads": "32", "kv_heads": "4",
+                  "ffn": "768", "n_experts": "128", "topk": "8", "layers": "48",
+                  "vocab": "151936", "params_b": "30.5", "tp": "1", "dp": "64", "gbs": "64"}  # fmt: skip
+    found = read_row(row)
+    assert found.zoo == "" and found.architecture.head == 128
+    assert found.architecture.parameters(48) == pytest.approx(30.5e9, rel=0.01)
+    deepseek = row | {"model": "DeepSeekV3 (w/o MTP)", "layers": "61", "hidden": "7168"}
+    assert read_row(deepseek).zoo == "deepseek-v3"
+    assert read_row(deepseek).architecture is None
+    assert read_row(deepseek | {"layers": "8", "heads": "56"}).zoo == ""

@@ -57,7 +57,7 @@ def test_rows_come_back_in_order_with_predictions_appended(tmp_path):
         assert all(after[name] == value for name, value in before.items())
     status = [r["predicted_status"] for r in rows]
     assert status[0] == status[2] == status[3] == "fits"
-    assert status[1] == "inexpressible: mixture of experts"
+    assert status[1] == "inexpressible: topk not stated"
     assert status[7] == "oom"
     assert status[8].startswith("inexpressible: pp=8 with 1 chunks, but the model has 4 layers")
     seconds = [float(r["predicted_step_seconds"] or 0) for r in rows]

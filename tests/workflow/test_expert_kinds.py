@@ -15,6 +15,7 @@ from autopar.cost.setting import Setting
 from autopar.cost.step import dp_collectives
 from autopar.errors import UsageError
 from autopar.mesh import Mesh
+from autopar.passes.analysis.candidates import candidates
 from autopar.passes.capture import capture
 from autopar.program import Program
 from autopar.workflow.expert_kinds import NO_EXPERTS
@@ -74,6 +75,18 @@ def test_no_alternative_undercuts_its_bound() -> None:
                 assert low.saved_bytes <= block.saved_bytes
                 assert low.parameters <= block.parameters
                 assert low.experts.parameters <= block.experts.parameters
+
+
+def test_other_ops_have_the_strategies_and_prices_of_the_whole_block() -> None:
+    """What is taken over from the whole block is what a rank's own graph gives."""
+    whole, part = (costs().over(1, 1, n).kinds.at(2) for n in (1, 2))
+    (name,) = [n for n in part if part[n] is not whole[n]]
+    for tp in (1, 2):
+        taken, own = part[name].over(tp), candidates(part[name].graph, tp)
+        assert taken.calls.keys() == own.calls.keys()
+        assert (taken.strategies, taken.flops) == (own.strategies, own.flops)
+        for node in own.calls:
+            assert taken.prices(node, CLUSTER.device) == own.prices(node, CLUSTER.device)
 
 
 def test_shards_of_experts_are_over_the_ranks_that_hold_the_same() -> None:

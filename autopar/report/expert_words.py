@@ -1,0 +1,27 @@
+"""How a plan splits the experts of every layer over replicas, in words."""
+
+from __future__ import annotations
+
+from autopar.plan_document import Plan
+from autopar.report.facts import Facts
+
+
+def expert_part(plan: Plan) -> str:
+    """What a rank of ep holds: `32 of 256 experts of a layer`."""
+    count = Facts.of(plan).experts
+    return f"{count // plan.mesh.ep} of {count} experts of a layer" if count else "a part of them"
+
+
+def expert_sentence(plan: Plan) -> str:
+    """One sentence; '' where ep is 1."""
+    mesh = plan.mesh
+    if mesh.ep == 1:
+        return ""
+    text = (
+        f"Each of {mesh.ep} ep ranks, neighbours among the {mesh.replicas} replicas, holds "
+        f"{expert_part(plan)}; rows travel to their experts and back (all-to-all)"
+    )
+    if mesh.expert_replicas == 1:
+        return f"{text}. No other rank holds the same experts: their gradients need no sum."
+    same = f"{mesh.expert_replicas} ranks hold the same experts and sum their gradients"
+    return f"{text}; {same}."
