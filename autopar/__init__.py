@@ -12,6 +12,7 @@ __all__ = [
     "compile",
     "declare_experts",
     "launch",
+    "limit_experts",
     "plan",
     "register_rule",
     "replicate",
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from autopar.api import compile, launch, plan
     from autopar.cluster import Cluster
     from autopar.experts.assignment import assign_experts
+    from autopar.experts.capacity import limit_experts
     from autopar.experts.declaration import declare_experts
     from autopar.marks import replicate
     from autopar.plan_document import Plan
@@ -33,6 +35,7 @@ _HOME = {
     "compile": "autopar.api",
     "declare_experts": "autopar.experts.declaration",
     "launch": "autopar.api",
+    "limit_experts": "autopar.experts.capacity",
     "plan": "autopar.api",
     "replicate": "autopar.marks",
     "register_rule": "autopar.rules.registration",

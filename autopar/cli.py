@@ -172,8 +172,8 @@ def evaluate(
         Path | None,
         typer.Option(
             help="CSV of configurations: layers, hidden, heads, kv_heads, ffn, vocab, seq, gpu,"
-            " gpu_mem_gb, n_gpus, n_nodes, interconnect, tp, sp, pp, vp, cp, dp, zero, dp_mode, mbs,"
-            " gbs, precision, recompute, attention, schedule, compile"
+            " gpu_mem_gb, n_gpus, n_nodes, interconnect, tp, sp, pp, vp, cp, dp, zero, dp_mode,"
+            " mbs, gbs, precision, recompute, attention, schedule, compile"
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="the table with predictions appended")] = None,

@@ -31,7 +31,7 @@ from autopar.workflow.evaluator import Evaluator, Prediction, whole_chain
 from autopar.workflow.model_costs import ModelCosts
 from autopar.workflow.prepare import prepare
 from autopar.workflow.reported_practice import InexpressibleError
-from autopar.workflow.stand_in import stand_in
+from autopar.workflow.row_model import build
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "published-plans.md"
 # Source (its first words), model, GPUs: the first row of them that can be expressed.
@@ -128,8 +128,8 @@ def compare(row: Mapping[str, str], read: RowConfiguration) -> Compared:
         regathers=False,
         host_layer_seconds=0.0,
     )
-    model, inputs = stand_in(read.architecture, EXAMPLE_SEQUENCE, torch.bfloat16)
-    program = capture(model, inputs, name="stand-in", dtype=torch.bfloat16)
+    model, inputs = build(read.zoo or read.architecture, EXAMPLE_SEQUENCE, torch.bfloat16)
+    program = capture(model, inputs, name="row", dtype=torch.bfloat16)
     prepared = prepare(program, dict(program.sizes))
     theirs = Evaluator(prepared).predict(configuration, read.layers)
     options = SearchOptions(

@@ -21,13 +21,13 @@ from torch import nn
 import autopar.experts.op  # noqa: F401 - registers the op
 from autopar.errors import CaptureError
 from autopar.experts.activation import NoText
+from autopar.experts.capacity import capacity_factor
 from autopar.experts.declaration import Activation, Layout, declared
+from autopar.experts.interface import expert_layout
 
 Tensor = torch.Tensor
 _NAME = "autopar"
 _KEPT = "_autopar_experts"
-# What transformers' decorator writes on a module.
-_SAID = ("config", "has_gate", "has_bias", "is_transposed", "is_concatenated", "_apply_gate")
 
 
 @contextmanager
@@ -40,8 +40,7 @@ def experts_as_one_op(twin: nn.Module) -> Iterator[tuple[str, ...]]:
     texts: dict[Any, str] = {}
     inherited = []
     for path, module in twin.named_modules():
-        own = declared(module)
-        found = own or _of_interface(module)
+        own, found = declared(module), expert_layout(module)
         if found is None:
             continue
         try:
@@ -60,37 +59,6 @@ def experts_as_one_op(twin: nn.Module) -> Iterator[tuple[str, ...]]:
             inherited.append(module)
     with _registered(inherited):
         yield tuple(notes)
-
-
-def _of_interface(module: nn.Module) -> tuple[Layout, Activation] | None:
-    """The layout that transformers' decorator wrote on a module of its experts interface."""
-    said: Any = module
-    if not all(hasattr(module, name) for name in _SAID):
-        return None
-    if getattr(said, "_is_expert_parallel", False):
-        return None  # transformers has split it already
-    up = "gate_up_proj" if said.has_gate else "up_proj"
-    if getattr(said, "has_post_expert_norm", False) or not hasattr(module, up):
-        return None
-    layout = Layout(
-        up,
-        "down_proj",
-        up_bias=f"{up}_bias" if said.has_bias else "",
-        down_bias="down_proj_bias" if said.has_bias else "",
-        transposed=said.is_transposed,
-        gated=said.has_gate,
-    )
-    return layout, _apply_gate if said.has_gate else _act_fn
-
-
-def _apply_gate(module: Any, x: Tensor) -> Tensor:
-    result: Tensor = module._apply_gate(x)
-    return result
-
-
-def _act_fn(module: Any, x: Tensor) -> Tensor:
-    result: Tensor = module.act_fn(x)
-    return result
 
 
 def _text(module: nn.Module, layout: Layout, function: Activation, known: dict[Any, str]) -> str:
@@ -131,8 +99,12 @@ def _call(module: nn.Module, hidden: Tensor, index: Tensor, weights: Tensor) -> 
             f"for {width}",
             next_step="say how the weights lie (transposed) in declare_experts",
         )
+    count, factor = experts, capacity_factor(module)
+    if factor is not None:
+        index = torch.ops.autopar.within_capacity(index, weights, experts, factor)
+        count += 1  # dropped rows are those of an expert that is on no rank
     result: Tensor = torch.ops.autopar.experts(
-        hidden, index, weights, *tensors, experts, 0, 1, layout.transposed, text
+        hidden, index, weights, *tensors, count, 0, 1, layout.transposed, text
     )
     return result
 

@@ -21,11 +21,11 @@ Tensor = torch.Tensor
 
 
 def _exchanged_experts(*inputs: Any) -> Tensor:
-    *tensors, _, transposed, activation, ranks, group = inputs
+    *tensors, experts, transposed, activation, ranks, group = inputs
     given = Operands(*tensors)
     # On meta there is no group yet.
     process_group = None if given.hidden.is_meta else resolve_group(group)
-    return exchanged(given, transposed, activation, ranks, process_group)
+    return exchanged(given, experts, transposed, activation, ranks, process_group)
 
 
 LIBRARY.define(f"exchanged_experts{OWN_SCHEMA}", tags=(torch.Tag.pt2_compliant_tag,))

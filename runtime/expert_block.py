@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.experts import EXPERTS
+from autopar.experts import EXPERTS, capacity
 from autopar.mesh import EP
 from autopar.runtime.expert_load import LayerExperts
 from autopar.stage_program import BlockProgram, Rerun
@@ -47,7 +47,8 @@ class ExpertBlock:
         for place, layer in enumerate(self.layers):
             if layer.order:
                 order = torch.tensor(layer.order, device=device)
-                slots[place] = torch.empty_like(order)
+                # What is dropped keeps its number.
+                slots[place] = torch.arange(layer.places, device=device)
                 slots[place][order] = torch.arange(len(order), device=device)
         return _built(block, self.layers, slots)
 
@@ -87,7 +88,9 @@ def _layer(node: fx.Node, block: BlockProgram, place: int) -> LayerExperts:
     name = names.pop() if len(names) == 1 else f"{block.name}.{place}" if place else block.name
     parameters = tuple(source for source, _ in sources) if alone else ()
     axis = EP if any(source in block.over_ep for source, _ in sources) else "tp"
-    return LayerExperts(name, int(arguments[_COUNT]), split, ranks, parameters, axis=axis)
+    limited = getattr(getattr(_index(node), "target", None), "_opname", "") == capacity.OP
+    experts = int(arguments[_COUNT]) - limited
+    return LayerExperts(name, experts, split, ranks, parameters, axis=axis, limited=limited)
 
 
 def _parameter(source: Any, block: BlockProgram) -> tuple[str, bool]:

@@ -28,7 +28,8 @@ class LayerExperts:
     `split`: tp ranks have different tokens; `ranks`: over how many of `axis` (tp or ep) the experts
     are split.
     `parameters`: those that hold the experts, and nothing else; none when that is not so.
-    `order`: expert by slot, where experts were moved; rank r has the r-th part of the slots.
+    `limited`: rows may be dropped, which are counted behind those of the experts. `order`: expert
+    by slot, where experts were moved; rank r has the r-th part of the slots.
     """
 
     layer: str
@@ -38,6 +39,7 @@ class LayerExperts:
     parameters: tuple[str, ...] = ()
     order: tuple[int, ...] = ()
     axis: str = "tp"
+    limited: bool = False
     counts: Tensor | None = field(default=None, repr=False)
 
     def add(self, index: Tensor) -> None:
@@ -45,10 +47,15 @@ class LayerExperts:
         if not has_values(index):
             return
         if self.counts is None:
-            self.counts = torch.zeros(self.experts, dtype=torch.int64, device=index.device)
+            self.counts = torch.zeros(self.places, dtype=torch.int64, device=index.device)
         flat = index.detach().reshape(-1).to(torch.int64)
         # Not `bincount`, which waits for the greatest number.
         self.counts.scatter_add_(0, flat, self.counts.new_ones(()).expand(flat.shape))
+
+    @property
+    def places(self) -> int:
+        """How many numbers a choice may be."""
+        return self.experts + self.limited
 
     def reset(self) -> None:
         self.counts = None
@@ -72,7 +79,15 @@ def summed_load(stages: Mapping[int, Sequence[LayerExperts]], ranks: Ranks) -> d
     counted = iter(rows)
     found = {
         index: [
-            (x.layer, LayerLoad(tuple(islice(counted, x.experts)), x.ranks, x.order))
+            (
+                x.layer,
+                LayerLoad(
+                    tuple(islice(counted, x.experts)),
+                    x.ranks,
+                    x.order,
+                    next(counted) if x.limited else 0,
+                ),
+            )
             for x in layers
         ]
         for index, layers in stages.items()
@@ -92,12 +107,13 @@ def _by_name(items: Iterable[tuple[str, LayerLoad]]) -> dict[str, LayerLoad]:
     for name, load in items:
         if name in found:
             rows = zip(found[name].rows, load.rows, strict=True)
-            load = replace(load, rows=tuple(a + b for a, b in rows))
+            dropped = found[name].dropped + load.dropped
+            load = replace(load, rows=tuple(a + b for a, b in rows), dropped=dropped)
         found[name] = load
     return found
 
 
 def _counted(layer: LayerExperts, *, own_tokens: bool, device: torch.device) -> Tensor:
     if layer.counts is None or not own_tokens:
-        return torch.zeros(layer.experts, dtype=torch.int64, device=device)
+        return torch.zeros(layer.places, dtype=torch.int64, device=device)
     return layer.counts

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import autopar.experts.op  # noqa: F401 - registers the op
-from autopar.experts.operands import OWN_SCHEMA
+from autopar.experts.operands import OWN_SCHEMA, UP
 from autopar.runtime.op_library import LIBRARY
 from autopar.runtime.torch_compat import resolve_group
 
@@ -23,7 +23,7 @@ def _own_experts(*inputs: Any) -> Tensor:
     *operands, experts, transposed, activation, ranks, group = inputs
     # On meta there is no group yet, and which experts they are makes no difference.
     rank = 0 if operands[0].is_meta else resolve_group(group).rank()
-    first = rank * experts // ranks
+    first = rank * operands[UP].shape[0]
     result: Tensor = torch.ops.autopar.experts(*operands, experts, first, 1, transposed, activation)
     return result
 

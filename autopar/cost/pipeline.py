@@ -19,8 +19,6 @@ from autopar.errors import UsageError
 from autopar.interleaving import round_size
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
-# Numbers kept at a time when many candidates are simulated together.
-LARGEST_TABLE = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +59,17 @@ def actions(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> l
             f"unknown schedule {schedule!r}", next_step=f"choose one of {', '.join(SCHEDULES)}"
         )
     if schedule == "interleaved":
-        return [_interleaved(i, stages, microbatches, chunks) for i in range(stages)]
+        return _interleaved(stages, microbatches, chunks)
     if chunks != 1:
         raise UsageError(
             f"{chunks} chunks per stage with {schedule}", next_step="use schedule=interleaved"
         )
     result = []
+    forwards = [Action("F", i) for i in range(microbatches)]
+    backwards = [Action("B", i) for i in range(microbatches)]
     for stage in range(stages):
         all_first = schedule == "gpipe" and stages > 1
         warmup = microbatches if all_first else min(microbatches, stages - stage)
-        forwards = [Action("F", i) for i in range(microbatches)]
-        backwards = [Action("B", i) for i in range(microbatches)]
         result.append(_alternate(forwards, backwards, warmup))
     return result
 
@@ -88,8 +86,8 @@ def _alternate(
     return order
 
 
-def _interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
-    """Warms up until the first micro-batch comes back from the last chunk of the last stage."""
+def _interleaved(stages: int, microbatches: int, chunks: int) -> list[list[Action]]:
+    """Stages warm up until the first micro-batch comes back from the last chunk of the last one."""
     if stages == 1 or chunks < 2:
         raise UsageError(
             f"interleaved with {chunks} chunks on {stages} stages",
@@ -99,25 +97,29 @@ def _interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> lis
     units = list(_in_rounds(size, microbatches, chunks))
     forwards = [Action("F", i, c) for i, c in units]
     backwards = [Action("B", i, chunks - 1 - c) for i, c in units]
-    ahead = _warmup(stage, stages, size, chunks)
-    return _alternate(forwards, backwards, min(len(units), ahead))
+    return [
+        _alternate(forwards, backwards, min(len(units), _warmup(stage, stages, size, chunks)))
+        for stage in range(stages)
+    ]
 
 
 def interleaved_order(
     stage: int, stages: int, microbatches: int, chunks: int
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The same order as `actions("interleaved", ...)[stage]`: of each action its chunk, and whether
-    it is a forward."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """The same order as `actions("interleaved", ...)[stage]`: of each action its chunk and
+    micro-batch, and whether it is a forward."""
     size = round_size(stages, microbatches)
-    rounds = [min(size, microbatches - start) for start in range(0, microbatches, size)]
-    chunk = np.concatenate([np.repeat(np.arange(chunks), width) for width in rounds])
+    rounds = [np.arange(microbatches)[i : i + size] for i in range(0, microbatches, size)]
+    chunk = np.concatenate([np.repeat(np.arange(chunks), len(some)) for some in rounds])
+    microbatch = np.concatenate([np.tile(some, chunks) for some in rounds])
     units, number = len(chunk), np.arange(len(chunk))
     ahead = min(units, _warmup(stage, stages, size, chunks))
     first = np.where(number < ahead, number, 2 * number - ahead + 1)
     back = np.minimum(ahead + 2 * number, units + number)
-    found, forward = np.empty(2 * units, np.int64), np.zeros(2 * units, bool)
-    found[first], found[back], forward[first] = chunk, chunks - 1 - chunk, True
-    return found, forward
+    turns, forward = np.empty((2, 2 * units), np.int64), np.zeros(2 * units, bool)
+    turns[:, first], turns[:, back] = (chunk, microbatch), (chunks - 1 - chunk, microbatch)
+    forward[first] = True
+    return turns[0], turns[1], forward
 
 
 def _warmup(stage: int, stages: int, size: int, chunks: int) -> int:
@@ -182,12 +184,17 @@ def _order(schedule: str, stages: int, microbatches: int, chunks: int) -> tuple[
                 position[stage] += 1
                 moved = True
     if len(steps) < sum(map(len, orders)):
-        raise UsageError(
-            f"{schedule} with {stages} stages, {chunks} chunks and {microbatches} micro-batches "
-            "waits for itself",
-            next_step=f"use a multiple of {stages} micro-batches",
-        )
+        raise waits_for_itself(schedule, stages, microbatches, chunks)
     return tuple(steps)
+
+
+def waits_for_itself(schedule: str, stages: int, microbatches: int, chunks: int) -> UsageError:
+    """The error of a schedule in which some action waits for what never comes."""
+    return UsageError(
+        f"{schedule} with {stages} stages, {chunks} chunks and {microbatches} micro-batches "
+        "waits for itself",
+        next_step=f"use a multiple of {stages} micro-batches",
+    )
 
 
 def _input_of(part: int, action: Action, parts: int) -> tuple[tuple[int, str, int] | None, int]:
@@ -256,35 +263,6 @@ def step_seconds(
     """Seconds from the first start to the last end of `simulate`, without listing the events."""
     _, ends = finish_times(forward, backward, microbatches, schedule, chunks=chunks)
     return max(ends, default=0.0)
-
-
-def seconds_of_many(
-    forward: NDArray[np.float64],
-    backward: NDArray[np.float64],
-    microbatches: int,
-    schedule: str,
-    chunks: int = 1,
-) -> NDArray[np.float64]:
-    """`step_seconds` of many candidates at once; `forward`, `backward`: [parts, candidates]."""
-    parts, many = forward.shape
-    stages = parts // chunks
-    steps = _order(schedule, stages, microbatches, chunks)
-    clock = np.zeros((stages, many))
-    if len(steps) * many > LARGEST_TABLE and many > 1:
-        half = many // 2
-        left, right = (
-            seconds_of_many(forward[:, part], backward[:, part], microbatches, schedule, chunks)
-            for part in (slice(None, half), slice(half, None))
-        )
-        return np.concatenate([left, right])
-    ends = np.zeros((len(steps), many))
-    for number, (stage, part, ahead, after, _, _) in enumerate(steps):
-        now = clock[stage]
-        if after >= 0:
-            np.maximum(now, ends[after], out=now)
-        now += (forward if ahead else backward)[part]
-        ends[number] = now
-    return np.asarray(clock.max(axis=0))
 
 
 def makespan(events: Sequence[Event]) -> float:

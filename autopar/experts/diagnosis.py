@@ -15,12 +15,15 @@ HOT_EXPERT = 2.0
 HOT_RANK = 1.25
 # An expert is starved below this share of the mean.
 STARVED = 0.05
+# The share of dropped rows from which on it is told.
+DROPPED = 0.01
 _LISTED = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`kind`: hot-expert, hot-rank or starved-experts; `advice`: what helps, most direct first."""
+    """`kind`: hot-expert, hot-rank, starved-experts or dropped-rows; `advice`: what helps, most
+    direct first."""
 
     kind: str
     layer: str
@@ -52,6 +55,8 @@ class Routing:
                 "rows_of_ranks": list(layer.of_ranks),
                 "rank_imbalance": layer.rank_imbalance,
                 "idle": list(layer.idle),
+                "dropped": layer.dropped,
+                "dropped_share": layer.dropped_share,
             }
             for name, layer in self.layers.items()
         }
@@ -71,7 +76,7 @@ class Routing:
         found: list[Finding] = []
         for name, layer in self.layers.items():
             found += [f for f in (_hot(name, layer, hot), _rank(name, layer)) if f is not None]
-            found += [f for f in (_starved(name, layer),) if f is not None]
+            found += [f for f in (_starved(name, layer), _dropped(name, layer)) if f is not None]
         return found
 
     def __str__(self) -> str:
@@ -94,6 +99,8 @@ def _line(name: str, layer: LayerLoad) -> str:
         parts.append(f"busiest of {layer.ranks} ranks {layer.rank_imbalance:.2f}x the mean")
     if layer.idle:
         parts.append(f"{len(layer.idle)} without a row")
+    if layer.dropped:
+        parts.append(f"{layer.dropped_share:.1%} of the rows dropped")
     return ", ".join(parts)
 
 
@@ -107,7 +114,9 @@ def _hot(name: str, layer: LayerLoad, hot: float) -> Finding | None:
             f"copies of {_few(above)} on several ranks (autopar.assign_experts plans them with "
             "replicas=; a program runs one of each)"
         )
-    advice.append("a capacity factor in the model: it bounds the time, and drops rows beyond it")
+    advice.append(
+        "a capacity factor (autopar.limit_experts): it bounds the time, and drops rows beyond it"
+    )
     share = max(layer.rows) / sum(layer.rows)
     what = (
         f"expert {layer.busiest_expert} gets {layer.expert_imbalance:.1f} times the mean, "
@@ -160,6 +169,21 @@ def _starved(name: str, layer: LayerLoad) -> Finding | None:
             "fewer experts, if it stays so",
         ),
     )
+
+
+def _dropped(name: str, layer: LayerLoad) -> Finding | None:
+    if layer.dropped_share < DROPPED:
+        return None
+    what = (
+        f"{layer.dropped_share:.1%} of the rows are dropped ({layer.dropped:g} of "
+        f"{layer.dropped + sum(layer.rows):g}): tokens go on without some of their experts"
+    )
+    advice = (
+        "a larger capacity factor (autopar.limit_experts), or none",
+        "raise the weight of the auxiliary loss, so that fewer rows meet a limit",
+        "larger micro-batches: the limit is for the tokens that a rank has at once",
+    )
+    return Finding("dropped-rows", name, what, advice)
 
 
 def _few(experts: list[int]) -> str:

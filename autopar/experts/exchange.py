@@ -20,7 +20,9 @@ from autopar.experts.grouped_matmul import has_values
 from autopar.experts.operands import Operands
 
 Tensor = torch.Tensor
-Move = Callable[[Tensor, Tensor, int], Tensor]
+# Tokens and choices of each.
+Sizes = tuple[int, int]
+Move = Callable[[Tensor, Tensor, Sizes], Tensor]
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,11 @@ class Exchange:
     expert: Tensor
 
 
-def agree_on_rows(index: Tensor, here: int, ranks: int, group: Any) -> Exchange:
+def agree_on_rows(index: Tensor, here: int, ranks: int, group: Any, last: int) -> Exchange:
     """Which rows go where. Without values the exchange is taken to be even.
 
-    Raises `IndexError` on the CPU for an index that no expert has.
+    Choices of experts that no rank has, up to `last`, are dropped: they go nowhere. Raises
+    `IndexError` on the CPU for an index above it.
     """
     flat = index.reshape(-1)
     experts = here * ranks
@@ -49,7 +52,7 @@ def agree_on_rows(index: Tensor, here: int, ranks: int, group: Any) -> Exchange:
         return Exchange(order, even, even, torch.empty_like(order))
     if index.device.type == "cpu" and flat.numel():
         low, high = int(flat.min()), int(flat.max())
-        if low < 0 or high >= experts:
+        if low < 0 or high > last:
             wrong = low if low < 0 else high
             raise IndexError(f"expert {wrong} is chosen, there are {experts}")
     expert, order = torch.sort(flat, stable=True)
@@ -61,17 +64,21 @@ def agree_on_rows(index: Tensor, here: int, ranks: int, group: Any) -> Exchange:
     totals = torch.stack([counts.view(ranks, here), incoming.view(ranks, here)]).sum(-1)
     sent, received = totals.tolist()
     mine = torch.arange(here, device=index.device).repeat(ranks)
+    order = order[: sum(sent)]
     return Exchange(
         order, sent, received, mine.repeat_interleave(incoming, output_size=sum(received))
     )
 
 
-def exchanged(given: Operands, transposed: bool, activation: str, ranks: int, group: Any) -> Tensor:
-    """What all experts make of this rank's tokens. `group` may be None for shapes alone."""
+def exchanged(
+    given: Operands, experts: int, transposed: bool, activation: str, ranks: int, group: Any
+) -> Tensor:
+    """What all experts make of this rank's tokens. `experts`: how many an index may name, of which
+    one may be on no rank. `group` may be None for shapes alone."""
     here = given.up.shape[0]
-    plan = agree_on_rows(given.chosen, here, ranks, group)
-    tokens, choices = given.chosen.shape
-    rows = _applied(_Placed, _spread, _join, given.hidden, plan.order, choices)
+    plan = agree_on_rows(given.chosen, here, ranks, group, experts - 1)
+    sizes = tuple(given.chosen.shape)
+    rows = _applied(_Placed, _spread, _join, given.hidden, plan.order, sizes)
     weights = given.weights.reshape(-1)[plan.order]
     there = (plan.sent, plan.received, group)
     back = (plan.received, plan.sent, group)
@@ -82,7 +89,7 @@ def exchanged(given: Operands, transposed: bool, activation: str, ranks: int, gr
         rows, index, weights, *given[3:], here, 0, 1, transposed, activation
     )
     made = _applied(_Travel, made, *back)
-    return _applied(_Placed, _join, _spread, made, plan.order, choices)
+    return _applied(_Placed, _join, _spread, made, plan.order, sizes)
 
 
 def _applied(function: Any, *inputs: Any) -> Tensor:
@@ -97,20 +104,23 @@ def _move(rows: Tensor, sent: list[int], received: list[int], group: Any) -> Ten
     return result
 
 
-def _spread(values: Tensor, order: Tensor, choices: int) -> Tensor:
-    """[t, h] -> [t * choices, h]: each token once for each choice, in the order of `order`."""
+def _spread(values: Tensor, order: Tensor, sizes: Sizes) -> Tensor:
+    """[t, h] -> [s, h]: each token once for each choice that goes somewhere, as in `order`."""
     if values.is_meta:
         return values.new_empty((order.shape[0], *values.shape[1:]))
-    return values[order // choices]
+    return values[order // sizes[1]]
 
 
-def _join(rows: Tensor, order: Tensor, choices: int) -> Tensor:
-    """[t * choices, h] -> [t, h]: the sum of each token's rows."""
+def _join(rows: Tensor, order: Tensor, sizes: Sizes) -> Tensor:
+    """[s, h] -> [t, h]: the sum of each token's rows."""
+    tokens, choices = sizes
     if rows.is_meta:
-        return rows.new_empty((rows.shape[0] // choices, *rows.shape[1:]))
-    sorted_back = torch.empty_like(rows)
+        return rows.new_empty((tokens, *rows.shape[1:]))
+    shape = (tokens * choices, rows.shape[1])
+    # What was dropped has no row.
+    sorted_back = rows.new_empty(shape) if len(order) == shape[0] else rows.new_zeros(shape)
     sorted_back[order] = rows
-    return sorted_back.view(-1, choices, rows.shape[1]).sum(1)
+    return sorted_back.view(tokens, choices, rows.shape[1]).sum(1)
 
 
 class _Travel(torch.autograd.Function):
@@ -131,13 +141,15 @@ class _Placed(torch.autograd.Function):
     """`_spread` or `_join`: each is the gradient of the other."""
 
     @staticmethod
-    def forward(ctx: Any, there: Move, back: Move, values: Tensor, order: Tensor, n: int) -> Tensor:
+    def forward(
+        ctx: Any, there: Move, back: Move, values: Tensor, order: Tensor, sizes: Sizes
+    ) -> Tensor:
         ctx.save_for_backward(order)
-        ctx.back, ctx.choices = back, n
-        return there(values, order, n)
+        ctx.back, ctx.sizes = back, sizes
+        return there(values, order, sizes)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (order,) = ctx.saved_tensors
-        return None, None, ctx.back(grad, order, ctx.choices), None, None
+        return None, None, ctx.back(grad, order, ctx.sizes), None, None

@@ -16,11 +16,13 @@ from autopar.errors import UsageError
 class LayerLoad:
     """`rows[e]`: rows (a token once for each of its choices) of expert e; `ranks`: over how many
     ranks the experts are split, each with as many as the next. `order`: the experts in the order
-    of the ranks that hold them, where they are not neighbours."""
+    of the ranks that hold them, where they are not neighbours. `dropped`: rows above the capacity
+    of their experts, which are in none of `rows`."""
 
     rows: tuple[float, ...]
     ranks: int = 1
     order: tuple[int, ...] = ()
+    dropped: float = 0
 
     @property
     def mean(self) -> float:
@@ -57,6 +59,12 @@ class LayerLoad:
             return 1.0
         shares = [r / total for r in self.rows if r]
         return max(0.0, -sum(s * log(s) for s in shares)) / log(len(self.rows))
+
+    @property
+    def dropped_share(self) -> float:
+        """Of all rows that the router chose, those that were dropped."""
+        total = sum(self.rows) + self.dropped
+        return self.dropped / total if total else 0.0
 
     @property
     def idle(self) -> tuple[int, ...]:

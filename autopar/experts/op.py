@@ -8,8 +8,9 @@
 is an operand of its own, stands before `up` in what the function f reads. f is a text, see
 `autopar.experts.activation`. Biases are [e, w], [e, w] and [e, h]. `experts` is how many there
 are, `first` the first of those that are operands here: choices of others add nothing to the result.
-`spread`: 1, or over how many ranks the tokens are spread whose rows come here; then it is a shape
-that is asked for, on meta (`autopar.runtime.exchanged_experts` computes it).
+Where rows may be dropped there is one expert more, which is on no rank. `spread`: 1, or over how
+many ranks the tokens are spread whose rows come here; then it is a shape that is asked for, on meta
+(`autopar.runtime.exchanged_experts` computes it).
 
 The backward keeps the operands, the rows as projected by gate and up, and which row is whose; the
 product before `down` and what it makes are computed again, or not needed: the gradient of a weight
@@ -222,7 +223,7 @@ def _experts(*inputs: Any) -> Tensor:
     given = Operands(*tensors)
     if spread > 1:
         assert given.hidden.is_meta, "rows of other ranks can't come here"
-        return exchanged(given, transposed, activation, spread, None)
+        return exchanged(given, experts, transposed, activation, spread, None)
     inputs = (*tensors, experts, first, transposed, activation)
     result: Tensor = _Experts.apply(*inputs)  # type: ignore[no-untyped-call]
     return result

@@ -15,6 +15,7 @@ SCHEMA = (
 )
 OWN_SCHEMA = f"{SCHEMA}bool transposed, str activation, int ranks, str group) -> Tensor"
 TENSORS = 9
+UP = 3
 _SPREAD = 11
 
 

@@ -5,7 +5,7 @@ Recurrent layers (lstm, gru, rnn) have none on purpose: a step needs all of the 
 
 from __future__ import annotations
 
-from autopar.experts import EXCHANGED
+from autopar.experts import EXCHANGED, capacity
 from autopar.op_call import OpCall
 from autopar.rules import (
     attention,
@@ -185,9 +185,10 @@ RULES: dict[str, RuleFunction] = {
     # Mixture of experts.
     "experts": experts.experts,
     EXCHANGED: experts.experts,
+    capacity.OP: experts.within_capacity,
 }
 # Ops of our own that capture, and splitting experts over replicas, put into graphs.
-_OWN = frozenset(["autopar::experts", f"autopar::{EXCHANGED}"])
+_OWN = frozenset(f"autopar::{name}" for name in ("experts", EXCHANGED, capacity.OP))
 # Those that splitting the sequence puts there.
 SEQUENCE_RULES: dict[str, RuleFunction] = {
     **dict.fromkeys((f"autopar::{name}" for name in sequence.COLLECTIVES), sequence.collective),

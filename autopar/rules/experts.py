@@ -73,6 +73,13 @@ def experts(op: OpCall) -> Rule | None:
     )
 
 
+def within_capacity(op: OpCall) -> Rule | None:
+    """index[t, k], weights[t, k] -> [t, k]; the limit is for the tokens that a rank has."""
+    tokens, choices = op.types[0].shape
+    dims: Dims = (("t",), ("k",))
+    return Rule((dims, dims), (dims,), {"t": tokens, "k": choices}, frozenset({"k"}))
+
+
 def _share_here(op: OpCall, count: int) -> float:
     """Rows that the experts among the operands get when they are even, per row of these tokens."""
     ranks = int(op.named("ranks")) if op.op_name == EXCHANGED else 1

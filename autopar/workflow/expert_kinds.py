@@ -6,8 +6,10 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from math import gcd
 
+from torch import fx
+
 from autopar.cluster import Device
-from autopar.experts.operands import TENSORS
+from autopar.experts.operands import UP
 from autopar.passes.analysis.candidates import Candidates, candidates, ruled_calls
 from autopar.passes.rewrite.split_experts import (
     expert_calls,
@@ -32,9 +34,9 @@ def expert_count(kinds: Mapping[str, Kind], tied: Container[str]) -> tuple[int, 
                 why = "other blocks hold them too"
             if why:
                 return 1, f"the experts of {kind.name} can't be split: {why}"
-            count = node.args[TENSORS]
-            assert isinstance(count, int)
-            counts.append(count)
+            up = node.args[UP]
+            assert isinstance(up, fx.Node)
+            counts.append(int(up.meta["val"].shape[0]))
     return (gcd(*counts), "") if counts else (1, NO_EXPERTS)
 
 

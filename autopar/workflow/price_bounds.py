@@ -89,5 +89,12 @@ def part_of_sequence(block: BlockCost, cp: int) -> BlockCost:
 
 def only_seconds(floor: BlockCost, seconds: float) -> BlockCost:
     """`floor` with all its time as one sum."""
-    alone = {"forward_comm": 0.0, "backward_comm": 0.0, "forward_ep": 0.0, "backward_ep": 0.0}
-    return replace(floor, forward_compute=seconds, backward_compute=0.0, **alone)
+    return replace(
+        floor,
+        forward_compute=seconds,
+        backward_compute=0.0,
+        forward_comm=0.0,
+        backward_comm=0.0,
+        forward_ep=0.0,
+        backward_ep=0.0,
+    )

@@ -23,6 +23,8 @@ from corrections import correction_counts
 
 REASONS = Path(__file__).parent / "reasons.toml"
 WORST = 25
+# Errors of rows with experts above this are explained.
+NOTABLE = 0.1
 LEAST_IN_SWEEP = 5
 
 
@@ -43,6 +45,7 @@ def write_document(rows: Sequence[Comparison], seconds: float) -> str:
         *_goals(good),
         *_sources(good),
         *_sweeps(good),
+        *_experts(rows),
         *_worst(good),
         *_left_out(rows),
         *_read_again(rows),
@@ -136,6 +139,40 @@ def _sweeps(rows: Sequence[Comparison]) -> list[str]:
     ]
 
 
+def _experts(rows: Sequence[Comparison]) -> list[str]:
+    """Every predicted row of a mixture of experts: there are few, and no two are alike."""
+    mixed = [c for c in rows if "moe" in (c.row.get("tags") or "").split()]
+    good = [c for c in mixed if c.time_error is not None]
+    head = ("", "rows", "median %", "90th %", "max %", "bias %")
+    known = [c for c in good if c.known_recompute]
+    body = [
+        ["step time, recomputation known", *_errors(time_errors(known))],
+        ["step time, all", *_errors(time_errors(good))],
+    ]
+    listed = [
+        [
+            _name(c),
+            c.prediction.recompute,
+            f"{c.measured_seconds:.4g}",
+            f"{c.prediction.step_seconds:.4g}",
+            f"{100 * (c.time_error or 0):+.1f}",
+            _reason(c) if abs(c.time_error or 0) > NOTABLE else "",
+        ]
+        for c in good
+    ]
+    titles = ("row", "recompute", "measured s", "predicted s", "error %", "reason")
+    return [
+        "## Mixtures of experts",
+        "",
+        f"{len(good)} of {len(mixed)} rows are predicted. Nothing was fitted on rows with experts:"
+        " exchanges of rows are priced as the all-to-all of the links, grouped products as"
+        " products.",
+        "",
+        *_table(head, body),
+        *_table(titles, listed),
+    ]
+
+
 def _worst(rows: Sequence[Comparison]) -> list[str]:
     known = [c for c in rows if c.known_recompute and c.time_error is not None]
     known.sort(key=lambda c: -abs(c.time_error or 0))
@@ -173,9 +210,10 @@ def _worst(rows: Sequence[Comparison]) -> list[str]:
 
 def _name(c: Comparison) -> str:
     row = c.row
-    degrees = " ".join(
-        f"{k}{row[k]}" for k in ("tp", "pp", "vp", "dp", "zero", "mbs") if row.get(k)
-    )
+    always = ("tp", "pp", "vp", "dp", "zero", "mbs")
+    named = [k for k in always if row.get(k)]
+    named += [k for k in ("cp", "ep") if row.get(k) not in (None, "", "0", "1")]
+    degrees = " ".join(f"{k}{row[k]}" for k in named)
     source = (row.get("source") or "").replace("|", "/")[:40]
     machine = f"{row.get('gpu')} x{row['n_gpus']}"
     return f"{c.index}: {source}, {row.get('model')}, {machine}, s{row['seq']}, {degrees}"

@@ -77,8 +77,8 @@ def _run(name: str, values: list[Any], wanted: list[bool]) -> tuple[int, int]:
         given, rest = Operands(*tensors), values[TENSORS:]  # type: ignore[arg-type]
         with _Alive() as alive:
             if name == EXCHANGED:
-                _, transposed, text, ranks, _ = rest
-                result = exchanged(given, transposed, text, ranks, None)
+                experts, transposed, text, ranks, _ = rest
+                result = exchanged(given, experts, transposed, text, ranks, None)
             else:
                 experts, *last = rest
                 transposed, text = last[-2:] if name == "experts" else last[:2]

@@ -22,7 +22,7 @@ from autopar.sequence_shards import ATTENTION, ATTENTION_ROWS, LOSS_SHARE
 # The local op of a rule -> the one that serves here.
 _LOCAL = {"": "", ATTENTION_ROWS: ATTENTION_ROWS, "token_cross_entropy": LOSS_SHARE}
 # Op -> position of its weight among the arguments.
-_WEIGHTS = {"linear": 1, "addmm": 2, "embedding": 0}
+_WEIGHTS = {"linear": 1, "addmm": 2, "embedding": 0, "experts": 4}
 
 
 def sequence_candidates(

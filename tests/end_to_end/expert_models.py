@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopar.experts.capacity import limit_experts
 from tests.end_to_end.models import SEQUENCE, VOCABULARY
 
 MODELS = __file__
@@ -109,3 +110,16 @@ def deepseek_v3() -> Toy:
         v_head_dim=8,
         head_dim=4,
     )
+
+
+def mixtral_limited() -> Toy:
+    """With a limit that no expert can reach: each token has two different ones of four."""
+    model, inputs = mixtral()
+    limit_experts(model, 2.0)
+    return model, inputs
+
+
+def mixtral_dropping() -> Toy:
+    model, inputs = mixtral()
+    limit_experts(model, 0.75)
+    return model, inputs

@@ -133,6 +133,10 @@ def test_a_loss_that_balances_experts_is_of_the_whole_batch(model: str) -> None:
     _check_replicas(model, pins)
 
 
+def test_a_limit_that_no_expert_reaches_changes_nothing() -> None:
+    _check_replicas("mixtral_limited", ("pp=1,tp=1,dp=4,ep=2,zero=3", "pp=1,tp=1,dp=2,cp=2,ep=4"))
+
+
 def _check_replicas(model: str, pins: tuple[str, ...]) -> None:
     found = run_planner(_verdicts, f"{MODELS}:{model}", {4: pins}, "i")
     assert_equal({p: verdict for p, (verdict, _) in found.items()})

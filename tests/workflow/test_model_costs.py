@@ -13,6 +13,7 @@ from autopar.cluster import Cluster
 from autopar.errors import PassError
 from autopar.passes.capture import capture
 from autopar.program import Program
+from autopar.search.infeasible import larger
 from autopar.search.placement_objective import Solution
 from autopar.workflow import placed_blocks
 from autopar.workflow.model_costs import ModelCosts
@@ -141,3 +142,18 @@ def test_tied_parameters_by_the_blocks_that_hold_them(factorised: Program) -> No
 def test_search_and_evaluation_agree_on_several_groups(factorised: Program, pins: str) -> None:
     """`search_program` raises `PassError` where they don't."""
     assert planned(factorised, 4, 16, pins, "1GiB")
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_a_larger_cluster_shares_prices_and_has_those_of_its_own(tp: int) -> None:
+    """Groups within the smaller cluster are linked alike on both; larger ones are priced there."""
+    small = costs(apart, 2)
+    on = larger(small.cluster, 2)
+    small.alternatives(2, 4)
+    shared, alone = small.on(on), ModelCosts(small.program, on, small.sizes)
+    found, wanted = (
+        [(a.boundary, a.least, a.price()) for a in each.alternatives(tp, 4)]
+        for each in (shared, alone)
+    )
+    assert found == wanted and found
+    assert (shared.alternatives(2, 4) is small.alternatives(2, 4)) and shared.cluster is on

@@ -48,9 +48,8 @@ def phases(pp: int, microbatches: int, chunks: int) -> tuple[Phases, ...]:
 
 @lru_cache(maxsize=1024)
 def _phases(pp: int, microbatches: int, chunks: int) -> tuple[Phases, ...]:
-    return tuple(
-        _of_rank(*interleaved_order(rank, pp, microbatches, chunks), chunks) for rank in range(pp)
-    )
+    orders = [interleaved_order(rank, pp, microbatches, chunks) for rank in range(pp)]
+    return tuple(_of_rank(chunk, forward, chunks) for chunk, _, forward in orders)
 
 
 def _of_rank(chunk: Ints, forward: NDArray[np.bool_], chunks: int) -> Phases:

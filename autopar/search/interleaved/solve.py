@@ -17,8 +17,8 @@ from itertools import pairwise
 import numpy as np
 
 from autopar.block_cost import FULL, tie_groups
-from autopar.cost.pipeline import seconds_of_many
 from autopar.cost.setting import Setting
+from autopar.cost.wavefronts import seconds_of_many
 from autopar.search.any_chunks import AnyChunks
 from autopar.search.chain import Chain, Floats, Ints
 from autopar.search.interleaved.cuts import cuts, given, on_one_rank

@@ -13,6 +13,7 @@ from autopar.passes.analysis.sequence_candidates import sequence_candidates
 from autopar.passes.capture import capture
 from autopar.passes.rewrite.cut_blocks import cut_block
 from tests.passes import sequence_toy
+from tests.passes.expert_toys import library
 
 DEVICE = Cluster.parse("h100:1x8").device
 ATTENTION = "scaled_dot_product_attention"
@@ -76,3 +77,16 @@ def test_ops_without_a_rule_are_named() -> None:
     found = sequence_candidates(graph, 2)
     assert found.unknown == ("aten.special_i0.default",)
     assert [s.name for s in found.strategies["special_i0"]] == ["replicate"]
+
+
+def test_experts_are_split_by_tokens_alone() -> None:
+    """Slices of experts are tp's task, and parts of them that of ep."""
+    model, inputs = library("mixtral")
+    program = capture(model, inputs, name="mixtral")
+    bindings = Bindings(program.symbols, {**program.sizes, "batch": 2})
+    blocks = analyse_blocks(program)
+    graph, _ = cut_block(program, blocks.chain[1], bindings)
+    found = sequence_candidates(graph, 2)
+    (experts,) = [n for n, call in found.calls.items() if call.op_name == "experts"]
+    ways = {s.name for s in found.strategies[experts]}
+    assert "shard t" in ways and not ways & {"shard e", "shard i"}

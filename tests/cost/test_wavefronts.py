@@ -1,0 +1,46 @@
+"""Many candidates at once take what the simulation of each alone takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.cost import wavefronts
+from autopar.cost.pipeline import actions, interleaved_order, step_seconds
+from autopar.cost.wavefronts import seconds_of_many
+from autopar.interleaving import refused
+
+CASES = st.tuples(
+    st.sampled_from(["gpipe", "1f1b", "interleaved"]),
+    st.integers(2, 5),
+    st.integers(1, 12),
+    st.integers(2, 4),
+).filter(lambda c: c[0] != "interleaved" or not refused(c[1], c[2]))
+
+
+@given(case=CASES, seed=st.integers(0, 999), largest=st.sampled_from([1, 4_000_000]))
+def test_equals_one_simulation_after_another(case, seed, largest):
+    schedule, stages, microbatches, chunks = case
+    chunks = chunks if schedule == "interleaved" else 1
+    draw = np.random.default_rng(seed)
+    forward, backward = draw.uniform(0.1, 1.0, (2, stages * chunks, 3))
+    expected = [
+        step_seconds(list(f), list(b), microbatches, schedule, chunks)
+        for f, b in zip(forward.T, backward.T, strict=True)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wavefronts, "LARGEST_TABLE", largest)
+        found = seconds_of_many(forward, backward, microbatches, schedule, chunks)
+    assert found.tolist() == expected
+
+
+@given(case=CASES)
+def test_the_order_as_arrays_is_that_of_the_actions(case):
+    _, stages, microbatches, chunks = case
+    for stage, order in enumerate(actions("interleaved", stages, microbatches, chunks)):
+        chunk, microbatch, forward = interleaved_order(stage, stages, microbatches, chunks)
+        assert chunk.tolist() == [a.chunk for a in order]
+        assert microbatch.tolist() == [a.microbatch for a in order]
+        assert forward.tolist() == [a.kind == "F" for a in order]
