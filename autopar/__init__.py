@@ -11,6 +11,7 @@ __all__ = [
     "assign_experts",
     "compile",
     "declare_experts",
+    "expect_load",
     "launch",
     "limit_experts",
     "plan",
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from autopar.experts.assignment import assign_experts
     from autopar.experts.capacity import limit_experts
     from autopar.experts.declaration import declare_experts
+    from autopar.experts.expected import expect_load
     from autopar.marks import replicate
     from autopar.plan_document import Plan
     from autopar.rules.registration import register_rule
@@ -34,6 +36,7 @@ _HOME = {
     "Plan": "autopar.plan_document",
     "compile": "autopar.api",
     "declare_experts": "autopar.experts.declaration",
+    "expect_load": "autopar.experts.expected",
     "launch": "autopar.api",
     "limit_experts": "autopar.experts.capacity",
     "plan": "autopar.api",

@@ -80,6 +80,10 @@ def plan(
         str | None,
         typer.Option(help="eager, or compile: element-wise ops priced as torch.compile fuses them"),
     ] = None,
+    expert_load: Annotated[
+        Path | None,
+        typer.Option(help="JSON of rows per expert by layer: prices assume them, not even routing"),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="write the plan here")] = None,
     report: Annotated[
         Path | None, typer.Option(help="write a self-contained HTML page here")
@@ -101,6 +105,7 @@ def plan(
         optimizer,
         time_limit,
         execution,
+        expert_load,
     )
     several = Comparison(clusters, price, steps) if clusters is not None else None
     raise typer.Exit(plan_or_compare(request, several, out, report, as_json=json))
@@ -165,15 +170,16 @@ def evaluate(
         typer.Option(
             "--pin",
             help="all decisions: tp, pp, zero, microbatch, recompute (none, full, core, products);"
-            " optional: dp, cp, vp, sp, schedule, precision, optimizer, microbatches",
+            " optional: dp, cp, ep, vp, sp, schedule, precision, optimizer, microbatches",
         ),
     ] = None,
     table: Annotated[
         Path | None,
         typer.Option(
             help="CSV of configurations: layers, hidden, heads, kv_heads, ffn, vocab, seq, gpu,"
-            " gpu_mem_gb, n_gpus, n_nodes, interconnect, tp, sp, pp, vp, cp, dp, zero, dp_mode,"
-            " mbs, gbs, precision, recompute, attention, schedule, compile"
+            " gpu_mem_gb, n_gpus, n_nodes, interconnect, tp, sp, pp, vp, cp, ep, etp, dp, zero,"
+            " dp_mode, mbs, gbs, precision, recompute, attention, schedule, compile, topk,"
+            " n_experts"
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="the table with predictions appended")] = None,

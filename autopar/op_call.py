@@ -37,7 +37,8 @@ class OpCall:
 
     A node that occurs twice in the arguments is one operand. Sizes in `args` are concrete.
     `copies`: the result is new memory although the op only rearranges (reshape of a strided
-    tensor). `fusion`: its part of a kernel that torch.compile would make of several ops.
+    tensor). `expert_load`: shares of the rows of each expert, of every layer that the call stands
+    for. `fusion`: its part of a kernel that torch.compile would make of several ops.
     """
 
     name: str
@@ -50,6 +51,7 @@ class OpCall:
     path: str = ""
     copies: bool = False
     fusion: Fusion | None = None
+    expert_load: tuple[tuple[float, ...], ...] = ()
 
     @property
     def op_name(self) -> str:
@@ -174,6 +176,7 @@ def op_call(node: fx.Node, bindings: Bindings) -> OpCall:
         module_path(node),
         copies_memory(node, bindings),
         node.meta.get("fusion"),
+        node.meta.get("expert_load", ()),
     )
 
 

@@ -55,6 +55,7 @@ class Program:
     `sizes` holds the sizes the shapes are bound to (from the example, or from the plan).
     `parameters` maps each fully qualified name to (shape, dtype as stored, trainable); tied names
     are aliases. `fixed`: inputs of the example that are no tensors; the graph holds for them only.
+    `expert_load`: shares of the rows of a layer's experts that prices assume, by their module.
     `notes`: what capture assumed. `updates`: buffers that a step changes; the graph returns their
     new values after the loss, in this order.
     """
@@ -74,6 +75,7 @@ class Program:
     one_micro_batch: str = ""
     batch_statistics: frozenset[str] = frozenset()
     batch_sums: frozenset[str] = frozenset()
+    expert_load: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def graph(self) -> fx.Graph:

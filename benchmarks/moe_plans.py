@@ -31,6 +31,7 @@ from autopar.program import Program
 from autopar.search.result import Choice, SearchResult
 from autopar.units import format_seconds
 from autopar.workflow.configuration_table import predict_rows, read_table
+from moe_layer import layer_rows
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "moe-plans.md"
 SEQUENCE = 4096
@@ -45,6 +46,10 @@ PROBLEMS = (
     ("qwen3-235b-a22b", "h100:256x8", 8192),
     ("deepseek-v3", "h100:64x8", 4096),
     ("deepseek-v3", "h100:256x8", 8192),
+)
+LAYERS = (
+    "Baselines of single layers on 8 H100 (Megatron-LM, moe_perf) next to the same prices, at the"
+    " clocks of a short run (`benchmarks/moe_layer.py`). Nothing was fitted on them."
 )
 MODELS = "mixtral|qwen3.?235b|deepseek.?v3"
 
@@ -195,7 +200,7 @@ def _is_ours(row: dict[str, str]) -> bool:
     return bool(row.get("topk")) and bool(re.search(MODELS, row.get("model") or "", re.I))
 
 
-def document(found: Sequence[Problem], rows: Sequence[str]) -> str:
+def document(found: Sequence[Problem], rows: Sequence[str], layers: Sequence[str]) -> str:
     titles = ("problem", "plan", "step", "exchanges", "other ep", "gap", "capture + search")
     head = [
         "# Plans of mixtures of experts",
@@ -213,6 +218,8 @@ def document(found: Sequence[Problem], rows: Sequence[str]) -> str:
     ]
     if rows:
         head += ["## Published runs of these models", "", *rows]
+    if layers:
+        head += ["## One layer", "", LAYERS, "", *layers]
     return "\n".join(head).rstrip("\n") + "\n"
 
 
@@ -228,8 +235,9 @@ def main() -> int:
             found.append(solve(model, cluster, batch))
             print(problem_row(found[-1]), flush=True)
     rows = published(arguments.truth) if arguments.truth else []
+    layers = layer_rows(arguments.truth) if arguments.truth else []
     if not arguments.only:
-        OUT.write_text(document(found, rows), encoding="utf-8")
+        OUT.write_text(document(found, rows, layers), encoding="utf-8")
         print(f"wrote {OUT.name}")
     return 0 if all(f.proven for f in found) else 1
 

@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from autopar.errors import CaptureError
+from autopar.experts.expected import expected_load
 from autopar.passes.capture_refusal import refuse_mutation, refuse_regions, refuse_values
 from autopar.passes.capture_writes import refuse_silent_writes
 from autopar.passes.rewrite.functionalize import functionalize
@@ -72,6 +73,7 @@ def program_of(
         fixed=dict(fixed),
         notes=notes,
         updates=tuple(buffers[n.name] for n in updates),
+        expert_load=expected_load(model),
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from autopar.api import COMPUTE, rewrite_for, search_plan
 from autopar.cluster import Cluster
 from autopar.errors import UsageError
+from autopar.experts.load import read_layers
 from autopar.models import ModelSource, resolve_model
 from autopar.plan_check import check_plan
 from autopar.search.best_first import Progress
@@ -32,6 +33,7 @@ class PlanRequest:
     optimizer: str
     time_limit: float | None
     execution: str | None = None
+    expert_load: Path | None = None
 
 
 def find_plan(request: PlanRequest, *, quiet: bool) -> tuple[Outcome, Cluster]:
@@ -65,7 +67,12 @@ def resolved(request: PlanRequest, precision: str | None) -> ModelSource:
     if precision is not None and precision not in COMPUTE:
         raise UsageError(f"precision={precision}", next_step=f"choose one of {', '.join(COMPUTE)}")
     dtype = COMPUTE[precision or "fp32"]
-    return resolve_model(request.model, sequence=request.sequence, dtype=dtype)
+    found = resolve_model(request.model, sequence=request.sequence, dtype=dtype)
+    if request.expert_load is not None:
+        from autopar.experts.expected import expect_load
+
+        expect_load(found.model, read_layers(request.expert_load))
+    return found
 
 
 def take_precision(pins: str, precision: str | None) -> tuple[str, str | None]:

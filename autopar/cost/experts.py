@@ -7,20 +7,23 @@ ranks on average, and on the busiest, for which the others wait, about
 
 (the bound on the mean of the greatest of r sub-Gaussian numbers; Boucheron, Lugosi, Massart,
 Concentration Inequalities, theorem 2.5); none where routers are made to be even
-(`Device.even_experts`). Within a rank each expert gets its even share. Sorting the rows, a few
-bytes of each, is not counted.
+(`Device.even_experts`). Where a load is known (`autopar.expect_load`) it is the busiest rank's share
+of that. Within a rank each expert gets its even share. Sorting the rows, a few bytes of each, is not
+counted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, log, sqrt
+from statistics import mean
 
 from autopar.cluster import Cluster, Device
 from autopar.cost.collective import collective_time
 from autopar.cost.compute import OpTime, op_time
 from autopar.cost.matmul_efficiency import matmul_seconds
 from autopar.experts import EXCHANGED
+from autopar.experts.expected import busiest_shares
 from autopar.op_call import OpCall, Operand
 from autopar.program import TensorType
 
@@ -43,6 +46,16 @@ def busiest_rows(rows: float, ranks: int) -> float:
     if ranks <= 1 or rows <= 0:
         return rows
     return rows + sqrt(2 * rows * (1 - 1 / ranks) * log(ranks))
+
+
+def assumed_imbalance(op: OpCall) -> float:
+    """Rows that a rank has to hold, over the mean, in the layer where they are most; 1 where no
+    load is assumed."""
+    if not op.expert_load:
+        return 1.0
+    here = _operand(op, "down").shape[0]
+    ranks = len(op.expert_load[0]) // here
+    return ranks * max(busiest_shares(op.expert_load, ranks))
 
 
 def experts_time(op: OpCall, device: Device) -> ExpertsTime:
@@ -138,7 +151,10 @@ class _Sizes:
         here, hidden = down.shape[0], _operand(op, "hidden").shape[-1]
         experts = int(op.named("experts"))
         rows = _operand(op, "index").numel * _spread(op) * here / experts
-        if not device.even_experts:
+        if op.expert_load:
+            ranks = len(op.expert_load[0]) // here
+            rows *= ranks * mean(busiest_shares(op.expert_load, ranks))
+        elif not device.even_experts:
             rows = busiest_rows(rows, max(1, experts // max(1, here)))
         return cls(here, rows, rows / max(1, here), hidden, inner, width, up, down)
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autopar.experts.assumed_rows import assumed_rows
 from autopar.experts.grouped_matmul import has_values
 from autopar.experts.operands import Operands
 
@@ -49,7 +50,9 @@ def agree_on_rows(index: Tensor, here: int, ranks: int, group: Any, last: int) -
         rows = flat.shape[0]
         even = [rows // ranks + (r < rows % ranks) for r in range(ranks)]
         order = flat.new_empty((rows,), dtype=torch.int64)
-        return Exchange(order, even, even, torch.empty_like(order))
+        received = [assumed_rows(count) for count in even]
+        expert = flat.new_empty((sum(received),), dtype=torch.int64)
+        return Exchange(order, even, received, expert)
     if index.device.type == "cpu" and flat.numel():
         low, high = int(flat.min()), int(flat.max())
         if low < 0 or high > last:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from autopar.experts.activation import evaluate
+from autopar.experts.assumed_rows import assumed_rows
 from autopar.experts.exchange import exchanged
 from autopar.experts.grouped_matmul import Groups, gather, has_values, multiply
 from autopar.experts.operands import SCHEMA, TENSORS, Operands
@@ -55,7 +56,9 @@ def route(index: Tensor, here: int, experts: int, first: int) -> Routing:
     """
     flat = index.reshape(-1)
     if not has_values(index):
-        rows = flat.shape[0] if here == experts else flat.shape[0] * here // experts
+        whole = flat.shape[0]
+        # Shares of ranks are below the whole; a rank that has all experts gets all rows.
+        rows = whole if here == experts else min(whole, assumed_rows(whole * here // experts))
         order = flat.new_empty((rows,), dtype=torch.int64)
         ends = flat.new_empty((here,), dtype=torch.int32)
         return Routing(order, torch.empty_like(order), Groups(ends), index.shape[-1])

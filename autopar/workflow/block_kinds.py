@@ -10,6 +10,7 @@ from torch import fx
 from autopar.cluster import Cluster
 from autopar.op_call import Bindings
 from autopar.parts import Slot
+from autopar.passes.analysis.assumed_load import annotate_load
 from autopar.passes.analysis.blocks import Blocks
 from autopar.passes.analysis.candidates import Candidates, RuledCall, candidates, ruled_calls
 from autopar.passes.analysis.fusion import annotate_fusion
@@ -56,6 +57,8 @@ class BlockKinds:
             }
             if self.cluster.device.execution == "compile":
                 annotate_fusion(*(graph for graph, _ in cut.values()))
+            for name, (graph, _) in cut.items() if self.program.expert_load else ():
+                annotate_load(graph, name, self.blocks.kinds[name], self.program.expert_load)
             self._kinds[microbatch] = {
                 name: Kind(name, graph, slots, ruled_calls(graph))
                 for name, (graph, slots) in cut.items()

@@ -58,18 +58,8 @@ class Comparison:
     @property
     def group(self) -> tuple[str, str]:
         """Source and the tags that matter for the model."""
-        wanted = (
-            "moe",
-            "tp",
-            "pp",
-            "cp",
-            "ep",
-            "fsdp",
-            "rc_none",
-            "rc_sel",
-            "rc_full",
-            "rc_unknown",
-        )
+        wanted = {"moe", "tp", "pp", "cp", "ep", "fsdp"}
+        wanted |= {"rc_none", "rc_sel", "rc_full", "rc_unknown"}
         tags = [t for t in (self.row.get("tags") or "").split() if t in wanted]
         # Releases of one benchmark suite are one source.
         source = re.sub(r"\s+\d\d\.\d\d(\.\d\d)?\b.*", "", self.row.get("source") or "")

@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.cost.experts import assumed_imbalance
 from autopar.cost.op_cost import VIEWS
+from autopar.experts.assumed_rows import imbalance
+from autopar.op_call import STATIC, op_call
 from autopar.parts import Slot
 from autopar.passes.analysis.workspace import backward_workspace, forward_workspace
 from autopar.program import tensors_of
@@ -136,6 +139,9 @@ def call_on_meta(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
         mask = mask if name == ATTENTION else None
         return _FusedAttention.apply(args[0], args[1], args[2], mask)  # type: ignore[no-untyped-call]
+    if "expert_load" in node.meta:
+        with imbalance(assumed_imbalance(op_call(node, STATIC))):
+            return node.target(*args, **kwargs)  # type: ignore[operator]
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 

@@ -17,9 +17,12 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from autopar.cost.experts import assumed_imbalance
 from autopar.experts import EXCHANGED
+from autopar.experts.assumed_rows import imbalance
 from autopar.experts.exchange import exchanged
 from autopar.experts.operands import TENSORS, Operands
+from autopar.op_call import STATIC, op_call
 
 _cache: dict[Any, tuple[int, int]] = {}
 
@@ -60,9 +63,11 @@ def experts_workspace(node: fx.Node) -> tuple[int, int]:
     values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args]
     wanted = [isinstance(a, fx.Node) and bool(a.meta.get("requires_grad")) for a in node.args]
     shapes = [(tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else v for v in values]
-    key = (str(node.target), tuple(shapes), tuple(wanted))
+    factor = assumed_imbalance(op_call(node, STATIC))
+    key = (str(node.target), tuple(shapes), tuple(wanted), factor)
     if key not in _cache:
-        _cache[key] = _run(str(getattr(node.target, "_opname", "")), values, wanted)
+        with imbalance(factor):
+            _cache[key] = _run(str(getattr(node.target, "_opname", "")), values, wanted)
     return _cache[key]
 
 

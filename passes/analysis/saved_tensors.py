@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from autopar.cost.experts import assumed_imbalance
 from autopar.experts import EXPERTS
+from autopar.experts.assumed_rows import imbalance
 from autopar.op_call import OpCall, Operand
 from autopar.sequence_shards import ATTENTIONS
 
@@ -40,9 +42,11 @@ def saved_by(op: OpCall) -> Saved:
         return _attention(op)
     if op.target.namespace == "autopar" and op.op_name not in EXPERTS:
         return _NOTHING
-    key = (op.target, repr(op.args), repr(dict(op.kwargs)), op.types, op.copies)
+    factor = assumed_imbalance(op) if op.op_name in EXPERTS else 1.0
+    key = (op.target, repr(op.args), repr(dict(op.kwargs)), op.types, op.copies, factor)
     if key not in _cache:
-        _cache[key] = _run(op)
+        with imbalance(factor):
+            _cache[key] = _run(op)
     return _cache[key]
 
 

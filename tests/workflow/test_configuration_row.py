@@ -180,7 +180,8 @@ def test_models_that_columns_do_not_describe():
     """Heads wider than the hidden size, and a model of the zoo where the columns fit it."""
     row = GROK | {"model": "Qwen3-30B-A3B", "hidden": "2048", "heads": "32", "kv_heads": "4",
                   "ffn": "768", "n_experts": "128", "topk": "8", "layers": "48",
-                  "vocab": "151936", "params_b": "30.5", "tp": "1", "dp": "64", "gbs": "64"}  # fmt: skip
+                  "vocab": "151936", "params_b": "30.5", "tp": "1", "dp": "64",
+                  "gbs": "64"}  # fmt: skip
     found = read_row(row)
     assert found.zoo == "" and found.architecture.head == 128
     assert found.architecture.parameters(48) == pytest.approx(30.5e9, rel=0.01)

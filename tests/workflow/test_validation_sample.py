@@ -52,6 +52,24 @@ def test_published_runs():
     assert order > 0.7
 
 
+@pytest.mark.timeout(600)
+def test_published_runs_with_experts():
+    """Grok-1 on 32 to 1024 GPUs, with ep, cp, tp and interleaved stages; no row was fitted on."""
+    from comparison import Comparison, time_errors
+
+    _, rows = read_table(ROOT / "tests" / "data" / "expert_sample.csv")
+    found = [
+        Comparison(i, row, p)
+        for i, (row, p) in enumerate(zip(rows, predict_rows(rows), strict=True))
+    ]
+    reasons = [c.prediction.status for c in found if not c.prediction.expressible]
+    assert reasons == ["inexpressible: experts over ep and tp ranks together (etp is not tp)"]
+    seconds = time_errors(found)
+    assert seconds.count == 4
+    assert seconds.median < 0.03 and seconds.largest < 0.10, [c.time_error for c in found]
+    assert all(c.prediction.breakdown["ep_comm"] > 0 for c in found if c.prediction.expressible)
+
+
 MEDIAN_TIME, P90_TIME = 0.045, 0.10
 MEDIAN_MEMORY, LARGEST_MEMORY = 0.04, 0.10
 
@@ -99,6 +117,19 @@ def test_rows_are_completed_from_their_sources():
     other = {**row, "source": "Another sweep"}
     assert corrected(other) == other
     assert sum(count for _, count in correction_counts([row, other])) == 2
+
+
+def test_rows_with_experts_have_a_part_of_their_own():
+    from document import write_document
+
+    common = {"source": "S", "n_gpus": "8", "gbs": "8", "seq": "128", "gpu": "g", "ep": "8"}
+    rows = [
+        comparison(1.2, 10, step_time_norm_s="1", tags="moe ep", model="a", **common),
+        comparison(1.2, 10, step_time_norm_s="1", tags="dense", model="b", **common),
+    ]
+    part = write_document(rows, 1.0).split("## Mixtures of experts")[1].split("\n## ")[0]
+    assert "1 of 1 rows are predicted" in part and "S, a, g x8, s128, ep8" in part
+    assert "S, b" not in part
 
 
 def test_the_document_has_every_part():
