@@ -128,7 +128,7 @@ def compare(row: Mapping[str, str], read: RowConfiguration) -> Compared:
         regathers=False,
         host_layer_seconds=0.0,
     )
-    model, inputs = build(read.zoo or read.architecture, EXAMPLE_SEQUENCE, torch.bfloat16)
+    model, inputs = build(read.model, EXAMPLE_SEQUENCE, torch.bfloat16)
     program = capture(model, inputs, name="row", dtype=torch.bfloat16)
     prepared = prepare(program, dict(program.sizes))
     theirs = Evaluator(prepared).predict(configuration, read.layers)

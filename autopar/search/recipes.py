@@ -1,4 +1,5 @@
-"""The plain answers: pure data parallelism, pure FSDP, the Megatron recipe; what a plan must beat.
+"""The plain answers: pure data parallelism, pure FSDP, the Megatron recipe, and for models with
+experts these split over the node; what a plan must beat.
 
 Each takes micro-batches of 1, 2, 4 or 8 samples, the same number of blocks on every stage, and
 recomputes nothing or everything, whichever is fastest and fits. They are priced by the independent
@@ -19,7 +20,7 @@ from autopar.search.best_first import Prices
 from autopar.search.bounds import bound
 from autopar.search.options import SearchOptions
 from autopar.search.result import Choice, RecipeScore
-from autopar.search.space import divisors, microbatch_sizes
+from autopar.search.space import divisors, ep_degrees, microbatch_sizes
 from autopar.units import format_bytes
 
 SIZES = (1, 2, 4, 8)
@@ -31,11 +32,14 @@ def recipes(
     """Score every recipe on `cluster` under `limit` bytes; pins do not apply to them."""
     world = cluster.size
     score = _Scorer(prices, cluster, options, limit)
-    return (
+    found = [
         score.of("data parallel (ZeRO-0)", [Mesh(1, world, 1)], 0),
         score.of("FSDP (ZeRO-3)", [Mesh(1, world, 1)], 3),
         score.of("Megatron (tp in the node, least pp, ZeRO-1)", score.megatron_meshes(), 1),
-    )
+    ]
+    if meshes := score.expert_meshes():
+        found.append(score.of("expert parallel (ep in the node, least pp, ZeRO-1)", meshes, 1))
+    return tuple(found)
 
 
 class _Scorer:
@@ -53,6 +57,19 @@ class _Scorer:
         return [
             Mesh(pp, world // tp // pp, tp) for pp in divisors(world // tp) if pp <= self.blocks
         ]
+
+    def expert_meshes(self) -> list[Mesh]:
+        """The widest legal ep inside a node over dp, and pp from small to large; none for a model
+        without experts."""
+        found = []
+        for pp in divisors(self.cluster.size):
+            dp = self.cluster.size // pp
+            ep = max(
+                d for d in ep_degrees(self.prices.provider, dp) if d <= self.cluster.ranks_per_node
+            )
+            if ep > 1 and pp <= self.blocks:
+                found.append(Mesh(pp, dp, 1, ep=ep))
+        return found
 
     def of(self, name: str, meshes: list[Mesh], zero: int) -> RecipeScore:
         """The first of `meshes` that fits, in its fastest form."""

@@ -44,6 +44,13 @@ class RowConfiguration:
     assumed: tuple[str, ...] = ()
     zoo: str = ""
 
+    @property
+    def model(self) -> Architecture | str:
+        """What `row_model.build` makes the model of."""
+        found = self.zoo or self.architecture
+        assert found, "a row without an architecture names a model of the zoo"
+        return found
+
 
 def read_row(row: Row) -> RowConfiguration:
     """Raises `InexpressibleError` with the reason, in few words."""

@@ -68,7 +68,7 @@ def predict_rows(
         except InexpressibleError as reason:
             found[i] = RowPrediction(f"inexpressible: {reason}")
             continue
-        groups.setdefault(read.zoo or read.architecture, []).append((i, read))
+        groups.setdefault(read.model, []).append((i, read))
     done = sum(f is not None for f in found)
     kinds = [peak_kind(row.get("mem_kind") or "") for row in rows]
     jobs = [[(i, read, kinds[i]) for i, read in group] for group in groups.values()]
@@ -118,7 +118,7 @@ def _predict_group(job: Job) -> Part:
         # Products in float32 are priced at another rate: the captured dtype is that of compute.
         dtype = torch.float32 if read.configuration.precision == "fp32" else torch.bfloat16
         if dtype not in programs:
-            model, inputs = build(read.zoo or read.architecture, EXAMPLE_SEQUENCE, dtype)
+            model, inputs = build(read.model, EXAMPLE_SEQUENCE, dtype)
             program = capture(model, inputs, name="row", dtype=dtype)
             programs[dtype] = Evaluator(prepare(program, dict(program.sizes)))
         part.append((i, _predict(programs[dtype], read, kind)))

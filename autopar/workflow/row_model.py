@@ -52,9 +52,10 @@ def head_size(row: Mapping[str, str]) -> int:
 
 
 def build(
-    model: Architecture | str | None, sequence: int, dtype: torch.dtype
+    model: Architecture | str, sequence: int, dtype: torch.dtype
 ) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """The module on the meta device, in training mode, and inputs for it."""
+    """The module on the meta device, in training mode, and inputs for it; `model`: an architecture
+    or a name of the zoo."""
     if isinstance(model, Architecture):
         return stand_in(model, sequence, dtype)
     from autopar.models import resolve_model

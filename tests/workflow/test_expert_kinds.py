@@ -135,3 +135,14 @@ def test_a_model_without_experts() -> None:
     program = toys.captured("mlp")
     with pytest.raises(UsageError, match="has no experts"):
         search_program(program, CLUSTER, global_batch_size=8, pins="ep=2")
+
+
+def test_the_plain_answer_for_experts_is_scored_too() -> None:
+    found = search_program(mixtral(), CLUSTER, global_batch_size=32).plan
+    assert found is not None
+    by_name = {r["name"]: r for r in found.predicted["recipes"]}
+    plain = by_name["expert parallel (ep in the node, least pp, ZeRO-1)"]
+    assert "ep4" in plain["mesh"] and "tp1" in plain["mesh"] and plain["fits"]
+    assert plain["step_seconds"] >= found.predicted["step_seconds"] * (1 - 1e-9)
+    beside = {n["change"] for n in found.predicted["neighbours"]}
+    assert any(change.startswith("EP ") for change in beside)
