@@ -200,7 +200,8 @@ def _is_ours(row: dict[str, str]) -> bool:
     return bool(row.get("topk")) and bool(re.search(MODELS, row.get("model") or "", re.I))
 
 
-def document(found: Sequence[Problem], rows: Sequence[str], layers: Sequence[str]) -> str:
+def document(lines: Sequence[str], rows: Sequence[str], layers: Sequence[str]) -> str:
+    """The page. `lines`: those of the first problems; the others are named as not searched."""
     titles = ("problem", "plan", "step", "exchanges", "other ep", "gap", "capture + search")
     head = [
         "# Plans of mixtures of experts",
@@ -213,9 +214,12 @@ def document(found: Sequence[Problem], rows: Sequence[str], layers: Sequence[str
         "",
         "| " + " | ".join(titles) + " |",
         "|" + " --- |" * len(titles),
-        *map(problem_row, found),
+        *lines,
         "",
     ]
+    if left := PROBLEMS[len(lines) :]:
+        names = ", ".join(f"{model} on {cluster}" for model, cluster, _ in left)
+        head += [f"Not searched in this run: {names}.", ""]
     if rows:
         head += ["## Published runs of these models", "", *rows]
     if layers:
@@ -229,16 +233,17 @@ def main() -> int:
     parser.add_argument("--only", default="", help="models whose name contains this; no document")
     arguments = parser.parse_args()
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
-    found = []
-    for model, cluster, batch in PROBLEMS:
-        if arguments.only in model:
-            found.append(solve(model, cluster, batch))
-            print(problem_row(found[-1]), flush=True)
     rows = published(arguments.truth) if arguments.truth else []
     layers = layer_rows(arguments.truth) if arguments.truth else []
-    if not arguments.only:
-        OUT.write_text(document(found, rows, layers), encoding="utf-8")
-        print(f"wrote {OUT.name}")
+    found, lines = [], list[str]()
+    for model, cluster, batch in PROBLEMS:
+        if arguments.only not in model:
+            continue
+        found.append(solve(model, cluster, batch))
+        lines.append(problem_row(found[-1]))
+        print(lines[-1], flush=True)
+        if not arguments.only:  # a run that is stopped leaves what it has found
+            OUT.write_text(document(lines, rows, layers), encoding="utf-8")
     return 0 if all(f.proven for f in found) else 1
 
 

@@ -176,7 +176,7 @@ def _reruns(choice: Choice) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def _text(mesh: dict[str, int]) -> str:
-    return str(Mesh(mesh["pp"], mesh["dp"], mesh["tp"], mesh["cp"]))
+    return str(Mesh(**mesh))
 
 
 def stage_seconds(chain: ChainCost, choice: Choice) -> list[dict[str, float]]:
