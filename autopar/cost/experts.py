@@ -7,9 +7,9 @@ ranks on average, and on the busiest, for which the others wait, about
 
 (the bound on the mean of the greatest of r sub-Gaussian numbers; Boucheron, Lugosi, Massart,
 Concentration Inequalities, theorem 2.5); none where routers are made to be even
-(`Device.even_experts`). Where a load is known (`autopar.expect_load`) it is the busiest rank's share
-of that. Within a rank each expert gets its even share. Sorting the rows, a few bytes of each, is not
-counted.
+(`Device.even_experts`). Where a load is known (`autopar.expect_load`) it is the busiest rank's
+share of that. Within a rank each expert gets its even share. Sorting the rows, a few bytes of each,
+is not counted.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from autopar.search.placement_objective import TIE, Solution, evaluate, kept_by
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.intp]
-# Entries of the largest table that is worth building, 128 MiB: latent attention needs a third of it.
+# Entries of the largest table that is worth building, 128 MiB: latent attention needs a third.
 MOST_ENTRIES = 1 << 24
 
 

@@ -26,9 +26,8 @@ def test_sections_are_replaced_and_others_kept(tmp_path: Path) -> None:
 
 
 def test_ep_is_compared_with_what_experts_and_replicas_allow() -> None:
-    from moe_plans import other_degrees
-
     from autopar.mesh import Mesh
+    from moe_plans import other_degrees
 
     assert other_degrees(Mesh(2, 16, 1, 1, 8), experts=8) == [1, 4]
     assert other_degrees(Mesh(2, 16, 1, 1, 8), experts=64) == [1, 4, 16]
