@@ -88,9 +88,20 @@ def _layer(node: fx.Node, block: BlockProgram, place: int) -> LayerExperts:
     name = names.pop() if len(names) == 1 else f"{block.name}.{place}" if place else block.name
     parameters = tuple(source for source, _ in sources) if alone else ()
     axis = EP if any(source in block.over_ep for source, _ in sources) else "tp"
-    limited = getattr(getattr(_index(node), "target", None), "_opname", "") == capacity.OP
+    limited = _limited(node)
     experts = int(arguments[_COUNT]) - limited
     return LayerExperts(name, experts, split, ranks, parameters, axis=axis, limited=limited)
+
+
+def _limited(node: fx.Node) -> bool:
+    """Whether choices of a call may be dropped: collectives may follow the op that does it."""
+    source: fx.Node | None = _index(node)
+    while source is not None and source.op == "call_function":
+        if getattr(source.target, "_opname", "") == capacity.OP:
+            return True
+        inputs = source.all_input_nodes
+        source = inputs[0] if len(inputs) == 1 else None
+    return False
 
 
 def _parameter(source: Any, block: BlockProgram) -> tuple[str, bool]:

@@ -196,6 +196,11 @@ def check_pins(
             f"ep={pins.ep} is not legal: {no_experts or f'it must divide the {count} experts'}",
             next_step=f"choose one of ep={', '.join(map(str, legal))}",
         )
+    if pins.ep is not None and pins.dp is not None and pins.dp * (pins.cp or 1) % pins.ep:
+        raise UsageError(
+            f"ep={pins.ep} does not divide dp x cp = {pins.dp} x {pins.cp or 1}",
+            next_step="replicas split experts: pin a dp that ep divides, or free one of the two",
+        )
     if pins.cp is not None and pins.cp not in cp_degrees:
         why = no_sequence or "it must divide the number of ranks and the sequence"
         raise UsageError(

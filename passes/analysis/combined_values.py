@@ -20,7 +20,6 @@ from torch import Tensor, fx
 
 from autopar.op_call import Bindings, types_of
 from autopar.passes.analysis.sample_probe import (
-    DRAWS,
     LIMIT,
     drawn,
     own_randomness,
@@ -30,6 +29,12 @@ from autopar.passes.analysis.sample_probe import (
 from autopar.program import tensors_of
 
 Dim = Callable[[fx.Node], int | None]
+_LINEAR = frozenset(
+    ["add", "sub", "neg", "view", "reshape", "unsqueeze", "squeeze", "expand", "sum", "mean"]
+    + ["clone", "contiguous", "detach", "stack", "cat", "getitem", "t", "transpose", "permute"]
+)
+# Of values as drawn: what is linear near 1 alone (a clamp, a hinge) shows at others.
+_SCALES = (1.0, 1e-3, 1e3)
 
 
 def connected(
@@ -66,16 +71,73 @@ def connected(
 
 
 def until_combined(
-    reached: set[fx.Node], kinds: Mapping[fx.Node, str]
+    reached: set[fx.Node], kinds: Mapping[fx.Node, str], counting: Callable[[fx.Node], bool]
 ) -> tuple[set[fx.Node], set[fx.Node]]:
-    """Of connected nodes those up to the last ones that combine, and these; none where others see
-    more than these."""
-    ends = {n for n in reached if n in kinds and any(u not in kinds for u in n.users)}
-    inside = reached - descendants(ends)
+    """Of connected nodes those up to where the parts are put together, and the last of these; none
+    where others see more than them.
+
+    That is where samples first combine, or after ops on it that are linear whatever the values: a
+    clamp that the probe did not reach belongs behind. `counting`: whether an op reads the number of
+    samples, which is that of a part until then.
+    """
+    first = {n for n in reached if n in kinds and not _before(n, reached) & set(kinds)}
+    carried = _carried(first, reached, kinds)
+    ends = {n for n in carried if any(u not in carried for u in n.users)}
+    beyond = descendants(ends)
+    inside = reached - beyond
     leaks = any(u not in inside for n in inside - ends for u in n.users)
-    if not ends or leaks or any(u in inside for n in ends for u in n.users):
+    if not ends or leaks or ends & beyond or any(counting(n) for n in beyond):
         return set(), set()
     return inside, ends
+
+
+def _carried(
+    first: set[fx.Node], reached: set[fx.Node], kinds: Mapping[fx.Node, str]
+) -> set[fx.Node]:
+    """The first nodes that combine, and linear ops on them whose readers are all such ops."""
+    found, more = set(first), set(first)
+    while more:
+        more = {
+            u
+            for n in more
+            for u in n.users
+            if u in reached and u in kinds and u not in found and _is_linear(u)
+            and all(s in found for s in u.all_input_nodes if s in reached)
+        }  # fmt: skip
+        found |= more
+    while True:
+        # Who reads it after it was put together must not be put together again.
+        split = [n for n in found if any(u not in found for u in n.users)]
+        late = {u for n in split for u in n.users if u in found} - first
+        late |= {u for u in found - first if any(s in late for s in u.all_input_nodes)}
+        if not late:
+            return found
+        found -= late
+
+
+def _before(node: fx.Node, reached: set[fx.Node]) -> set[fx.Node]:
+    """All of `reached` that a node is computed from."""
+    found: set[fx.Node] = set()
+    stack = [s for s in node.all_input_nodes if s in reached]
+    while stack:
+        last = stack.pop()
+        if last not in found:
+            found.add(last)
+            stack += [s for s in last.all_input_nodes if s in reached]
+    return found
+
+
+def _is_linear(node: fx.Node) -> bool:
+    """Whether an op is linear in its tensors for all values, not only for those of the probe."""
+    name = str(getattr(node.target, "_opname", ""))
+    if name in ("mul", "div"):
+        # A number, which may be that of samples; not another value.
+        tensors = [n for n in node.all_input_nodes if tensors_of(n.meta.get("val"))]
+        return len(tensors) == 1 and node.args[0] is tensors[0]
+    if name in ("to", "_to_copy"):
+        value = node.meta.get("val")
+        return isinstance(value, Tensor) and value.dtype != torch.bool
+    return name in _LINEAR
 
 
 def descendants(nodes: Iterable[fx.Node]) -> set[fx.Node]:
@@ -105,8 +167,8 @@ def combining(
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad(), own_randomness(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for _ in range(DRAWS):
-            values = {n: drawn(n, whole, generator) for n in outside}
+        for scale in _SCALES:
+            values = {n: drawn(n, whole, generator, scale) for n in outside}
             try:
                 one = run_nodes(nodes, values, whole)
                 parts = [run_nodes(nodes, _half(values, batched, half, i), half) for i in (0, 1)]

@@ -55,7 +55,7 @@ def mixtral_top1() -> Toy:
 
 def mixtral_top4() -> Toy:
     """Of eight: each rank of four has two."""
-    return _toy("mixtral", num_local_experts=8, num_experts_per_tok=4)
+    return _toy("mixtral", num_experts=8, num_local_experts=8, num_experts_per_tok=4)
 
 
 def mixtral_auxiliary_loss() -> Toy:

@@ -43,6 +43,7 @@ def test_each_replica_drops_of_its_own_tokens() -> None:
         "pp=1,dp=4,tp=1,ep=1,zero=1",
         "pp=1,dp=4,tp=1,ep=4,zero=3",
         "pp=1,dp=2,tp=2,ep=2,microbatches=2,weights=split",
+        "pp=1,dp=1,tp=4,ep=1,microbatches=4,weights=split",
         "pp=2,dp=2,tp=1,ep=2,microbatches=2",
     ]
     assert sum(dropped for _, dropped in alone["rows"].values()) > 0

@@ -246,3 +246,20 @@ def test_a_gradient_scaled_by_counts_over_the_batch() -> None:
     assert "scale_grad_by_freq" in counted and __file__ in counted
     assert whole(nn.EmbeddingBag(6, 4, scale_grad_by_freq=True))
     assert not whole(nn.Embedding(6, 4)) and not whole(nn.EmbeddingBag(6, 4))
+
+
+def test_sixteen_bits_hide_nothing() -> None:
+    """In bfloat16 a maximum over samples is as good as equal to the mean of its halves'."""
+
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            shares = self.layer(x).softmax(-1)
+            loss: Tensor = x.float().square().mean() + shares.amax(0).square().sum()
+            return loss
+
+    assert _statistics(Half().bfloat16(), x=torch.randn(8, 6).bfloat16()) is None
+    assert _statistics(Half(), x=torch.randn(8, 6)) is None
