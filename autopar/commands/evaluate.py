@@ -126,8 +126,9 @@ def _print(name: str, p: Prediction) -> None:
     f = p.footprint
     print(
         f"  memory    {format_bytes(f.allocated_bytes)} allocated,"
-        f" {format_bytes(f.reserved_bytes)} reserved,"
-        f" {format_bytes(f.device_bytes)} of {format_bytes(device.memory_bytes)} on the device"
+        f" {format_bytes(f.reserved_bytes)} reserved where there is room;"
+        f" {format_bytes(f.needed_bytes)} needed of {format_bytes(device.memory_bytes)}"
+        " on the device"
     )
 
 

@@ -140,6 +140,13 @@ def _is_linear(node: fx.Node) -> bool:
     return name in _LINEAR
 
 
+def reads_size(node: fx.Node, symbol: Any) -> bool:
+    """Whether a number that depends on the symbol of a size is an operand."""
+    sizes = [n.meta.get("val") for n in node.all_input_nodes]
+    numbers = [s for s in sizes if isinstance(s, torch.SymInt | torch.SymFloat)]
+    return any(s.node.expr.has(symbol) for s in numbers)
+
+
 def descendants(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """All that is computed from some nodes, without these."""
     found: set[fx.Node] = set()

@@ -23,6 +23,7 @@ from autopar.passes.analysis.combined_values import (
     combining,
     connected,
     descendants,
+    reads_size,
     until_combined,
 )
 from autopar.passes.analysis.loss_form import loss_tail
@@ -198,17 +199,11 @@ class _Walk:
             for size in (2 * FEWER, FEWER)
         )
         kinds = combining(region, batched, whole, half)
-        inside, ends = until_combined(reached, kinds, self._reads_number)
+        symbol = self.program.symbols["batch"]
+        inside, ends = until_combined(reached, kinds, lambda n: reads_size(n, symbol))
         self.summed |= ends
         self.added |= {n for n in ends if kinds[n] == "sum"}
         return inside
-
-    def _reads_number(self, node: fx.Node) -> bool:
-        """Whether the number of samples is an operand."""
-        symbol = self.program.symbols.get("batch")
-        sizes = [n.meta.get("val") for n in node.all_input_nodes]
-        numbers = [s for s in sizes if isinstance(s, torch.SymInt | torch.SymFloat)]
-        return symbol is not None and any(s.node.expr.has(symbol) for s in numbers)
 
     def _with_constants(self, wanted: set[fx.Node]) -> list[fx.Node]:
         """In order, with all that is made from nothing: its true values count."""
