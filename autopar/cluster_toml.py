@@ -122,7 +122,8 @@ def _pairs(value: Device | Link | AttentionKernel, skip: tuple[str, ...] = ()) -
 def _text(value: Any) -> str:
     if isinstance(value, tuple):
         return repr(list(value))
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+    # JSON writes text and truth values as TOML does.
+    return json.dumps(value) if isinstance(value, str | bool) else repr(value)
 
 
 def _device(path: Path, entry: Any) -> tuple[Device, DeviceFile | None]:

@@ -87,6 +87,7 @@ def device_from_table(where: str, table: dict[str, Any]) -> Device:
             "attention": dict,
             "attention_kernel": str,
             "execution": str,
+            "even_experts": bool,
         },
     )
     flops = values["flops"]

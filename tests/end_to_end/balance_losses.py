@@ -28,6 +28,9 @@ FORMS: dict[str, Form] = {
     "two layers": lambda h, p, c: (
         torch.cat([p, h.tanh()]).mean(0) * (torch.cat([c, c]).sum(0) / h.shape[0])
     ).sum(),
+    "number of samples": lambda h, p, c: (
+        1e-2 * p[:, 0] * torch.ones(h.shape[0], device=h.device).sum()
+    ).mean(),
     "centred": lambda h, p, c: (h - h.mean(0)).square().mean(),
 }
 

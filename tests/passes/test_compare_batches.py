@@ -92,7 +92,6 @@ WHOLE: dict[str, Body] = {
     "place": lambda m, h, b: (h * torch.arange(b, device=h.device)[:, None]).square().mean(),
     "number": lambda m, h, b: (h * b).square().mean(),
     "root of the number": lambda m, h, b: (h * b**-0.5).square().mean(),
-    "a number by samples": lambda m, h, b: (h * torch.ones(b, device=h.device).sum()).mean(),
     "a bound": lambda m, h, b: (h * min(b, 5)).square().mean(),
     "a bound that is far": lambda m, h, b: (h * min(b, 40)).square().mean(),
     "a branch": lambda m, h, b: (h * (2.0 if b > 4 else 1.0)).square().mean(),

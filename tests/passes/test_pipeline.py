@@ -31,6 +31,7 @@ def test_order() -> None:
         "replace-causal-mask",
         "cut-blocks",
         "split-sequence",
+        "split-experts",
         "place",
         "insert-collectives",
         "localize-shapes",

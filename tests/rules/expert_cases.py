@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-import autopar.experts.op  # noqa: F401 - registers the op
+import autopar.experts.capacity  # noqa: F401 - they register the ops
+import autopar.experts.op  # noqa: F401
 from autopar.experts.activation import evaluate
 from autopar.op_call import OpCall, Operand
 from tests.rules.draws import EVEN, SIZE, Case, Draw, grad, real
@@ -72,4 +73,12 @@ def own_experts(op: OpCall, per_rank: list[list[torch.Tensor]], rank: int) -> to
     return result
 
 
-EXPERTS: dict[str, Case] = {"experts": experts}
+def within_capacity(draw: Draw) -> Call:
+    """So much room that nothing is dropped: what is depends on the tokens of a rank."""
+    tokens, count = draw(EVEN), draw(SIZE)
+    index = torch.randint(0, count, (tokens, draw(st.sampled_from([1, 2]))))
+    target = torch.ops.autopar.within_capacity.default
+    return call(target, index, torch.rand(index.shape), count, float(count))
+
+
+EXPERTS: dict[str, Case] = {"experts": experts, "within_capacity": within_capacity}

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
+from autopar.experts import EXCHANGED
 from autopar.rules import RULES, random, rule_for
 from autopar.rules.rearrange import CONSTANTS
 from tests.rules.cases import CASES
@@ -34,8 +35,12 @@ def examples_of(name: str) -> int:
     return 3 if served > 20 else 6 if served > 4 else 14
 
 
+# Each rank's result comes from the experts of others: on real ranks in `test_experts`.
+ON_RANKS = {EXCHANGED}
+
+
 def test_every_rule_has_a_case() -> None:
-    assert not set(RULES) - set(CASES), "rules without a case"
+    assert not set(RULES) - set(CASES) - ON_RANKS, "rules without a case"
     assert not set(CASES) - set(RULES), "cases without a rule"
 
 

@@ -95,8 +95,8 @@ def test_tied_parameters() -> None:
     up, down, bias = (f"layers.0.{n}" for n in ("up.weight", "down.weight", "up.bias"))
     tied = price({}, 1, {up: "one", down: "two", bias: "one"})
     assert set(tied.tied) == {
-        Tied("one", 64 * 16 + 64, 64 * 16 + 64),
-        Tied("two", 64 * 16, 64 * 16),
+        Tied("one", 64 * 16 + 64, 64 * 16 + 64, ((64, 16), (64,))),
+        Tied("two", 64 * 16, 64 * 16, ((16, 64),)),
     }
     assert tied.tied_parameters == 2 * 64 * 16 + 64 and tied.tied_as("three") == Tied("three", 0, 0)
     assert price({}, 1, {"other": "one"}).tied == ()
