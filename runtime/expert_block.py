@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.experts import EXPERTS, capacity
+from autopar.experts import capacity
+from autopar.experts.operands import is_expert_call
 from autopar.mesh import EP
 from autopar.runtime.expert_load import LayerExperts
 from autopar.stage_program import BlockProgram, Rerun
@@ -63,16 +64,7 @@ class ExpertBlock:
 
 
 def _calls(block: BlockProgram) -> list[fx.Node]:
-    return [node for node in block.graph.graph.nodes if _is_experts(node)]
-
-
-def _is_experts(node: fx.Node) -> bool:
-    target: Any = node.target
-    return (
-        node.op == "call_function"
-        and getattr(target, "namespace", "") == "autopar"
-        and target._opname in EXPERTS
-    )
+    return [node for node in block.graph.graph.nodes if is_expert_call(node)]
 
 
 def _layer(node: fx.Node, block: BlockProgram, place: int) -> LayerExperts:

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import fx
+
+from autopar.experts import EXPERTS
 
 Tensor = torch.Tensor
 # Every form of the op begins with these; `experts` is how many there are on all ranks.
@@ -17,6 +20,16 @@ OWN_SCHEMA = f"{SCHEMA}bool transposed, str activation, int ranks, str group) ->
 TENSORS = 9
 UP = 3
 _SPREAD = 11
+
+
+def is_expert_call(node: fx.Node) -> bool:
+    """Whether a node computes the experts of a layer, in any form of the op."""
+    target: Any = node.target
+    return (
+        node.op == "call_function"
+        and getattr(target, "namespace", "") == "autopar"
+        and target._opname in EXPERTS
+    )
 
 
 class Operands(NamedTuple):

@@ -139,10 +139,9 @@ def call_on_meta(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
         mask = mask if name == ATTENTION else None
         return _FusedAttention.apply(args[0], args[1], args[2], mask)  # type: ignore[no-untyped-call]
-    if "expert_load" in node.meta:
-        with imbalance(assumed_imbalance(op_call(node, STATIC))):
-            return node.target(*args, **kwargs)  # type: ignore[operator]
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+    assumed = "expert_load" in node.meta
+    with imbalance(assumed_imbalance(op_call(node, STATIC)) if assumed else 1.0):
+        return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _storages(value: Any) -> dict[int, int]:

@@ -80,7 +80,8 @@ def until_combined(
     clamp that the probe did not reach belongs behind. `counting`: whether an op reads the number of
     samples, which is that of a part until then.
     """
-    first = {n for n in reached if n in kinds and not _before(n, reached) & set(kinds)}
+    combine = {n for n in reached if n in kinds}
+    first = combine - descendants(combine)
     carried = _carried(first, reached, kinds)
     ends = {n for n in carried if any(u not in carried for u in n.users)}
     beyond = descendants(ends)
@@ -113,18 +114,6 @@ def _carried(
         if not late:
             return found
         found -= late
-
-
-def _before(node: fx.Node, reached: set[fx.Node]) -> set[fx.Node]:
-    """All of `reached` that a node is computed from."""
-    found: set[fx.Node] = set()
-    stack = [s for s in node.all_input_nodes if s in reached]
-    while stack:
-        last = stack.pop()
-        if last not in found:
-            found.add(last)
-            stack += [s for s in last.all_input_nodes if s in reached]
-    return found
 
 
 def _is_linear(node: fx.Node) -> bool:

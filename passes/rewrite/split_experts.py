@@ -17,8 +17,7 @@ import torch
 from torch import fx
 
 from autopar.errors import PlanError
-from autopar.experts import EXPERTS
-from autopar.experts.operands import TENSORS, own_arguments
+from autopar.experts.operands import TENSORS, is_expert_call, own_arguments
 from autopar.marks import REPLICATE
 from autopar.mesh import EP
 from autopar.parts import Parts, Slot
@@ -53,11 +52,7 @@ class SplitExperts:
 
 def expert_calls(graph: fx.GraphModule) -> list[fx.Node]:
     """The ops of a block graph that compute the experts of a layer."""
-    return [
-        node
-        for node in graph.graph.nodes
-        if node.op == "call_function" and getattr(node.target, "_opname", "") in EXPERTS
-    ]
+    return [node for node in graph.graph.nodes if is_expert_call(node)]
 
 
 def not_split(graph: fx.GraphModule, slots: tuple[Slot, ...], ranks: int) -> str:

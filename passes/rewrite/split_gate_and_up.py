@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import fx
 
-from autopar.experts import EXPERTS
 from autopar.experts.activation import is_columnwise
+from autopar.experts.operands import is_expert_call
 from autopar.marks import REPLICATE
 from autopar.parts import Parts
 from autopar.passes.rewrite.simplify import drop_unused
@@ -49,7 +49,7 @@ class SplitGateAndUp:
 
 
 def _holds_both(node: fx.Node, program: Program) -> bool:
-    if getattr(node.target, "_opname", "") not in EXPERTS or node.meta.get(REPLICATE):
+    if not is_expert_call(node) or node.meta.get(REPLICATE):
         return False
     up, gate, bias = (node.args[i] for i in (_UP, _GATE, _UP_BIAS))
     if not isinstance(up, fx.Node) or gate is not None or _width(node) != 2 * _inner(node):

@@ -21,16 +21,21 @@ def validation_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "validation"))
 
 
+def compared(table: str):
+    """Every row of a sample beside its prediction, and why some have none."""
+    from comparison import Comparison
+
+    _, rows = read_table(ROOT / "tests" / "data" / table)
+    pairs = zip(rows, predict_rows(rows), strict=True)
+    found = [Comparison(i, row, p) for i, (row, p) in enumerate(pairs)]
+    return found, [c.prediction.status for c in found if not c.prediction.expressible]
+
+
 @pytest.mark.timeout(900)
 def test_published_runs():
-    from comparison import Comparison, memory_errors, spearman, time_errors
+    from comparison import memory_errors, spearman, time_errors
 
-    _, rows = read_table(ROOT / "tests" / "data" / "validation_sample.csv")
-    found = [
-        Comparison(i, row, p)
-        for i, (row, p) in enumerate(zip(rows, predict_rows(rows), strict=True))
-    ]
-    reasons = [c.prediction.status for c in found if not c.prediction.expressible]
+    found, reasons = compared("validation_sample.csv")
     assert reasons == ["inexpressible: 8-bit or smaller products"] * 2
     known = [c for c in found if c.known_recompute]
     seconds, memory = time_errors(known), memory_errors(known)
@@ -55,14 +60,9 @@ def test_published_runs():
 @pytest.mark.timeout(600)
 def test_published_runs_with_experts():
     """Grok-1 on 32 to 1024 GPUs, with ep, cp, tp and interleaved stages; no row was fitted on."""
-    from comparison import Comparison, time_errors
+    from comparison import time_errors
 
-    _, rows = read_table(ROOT / "tests" / "data" / "expert_sample.csv")
-    found = [
-        Comparison(i, row, p)
-        for i, (row, p) in enumerate(zip(rows, predict_rows(rows), strict=True))
-    ]
-    reasons = [c.prediction.status for c in found if not c.prediction.expressible]
+    found, reasons = compared("expert_sample.csv")
     assert reasons == ["inexpressible: experts over ep and tp ranks together (etp is not tp)"]
     seconds = time_errors(found)
     assert seconds.count == 4
