@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.late_graph import LateGraphModule
+
 
 @dataclass(frozen=True, slots=True)
 class GraphInput:
@@ -140,7 +142,7 @@ def copy_graph(graph: fx.GraphModule) -> fx.GraphModule:
     root = torch.nn.Module()
     for name, buffer in graph.named_buffers():
         root.register_buffer(name, buffer, persistent=False)
-    return fx.GraphModule(root, made)
+    return LateGraphModule(root, made)
 
 
 def _symbol_names(program: Program) -> dict[str, str]:

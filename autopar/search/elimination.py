@@ -14,7 +14,7 @@ solved at once: they are the first axis of every table.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -27,7 +27,6 @@ from autopar.placement_problem import Problem
 from autopar.search.placement_objective import TIE, Solution, evaluate, kept_by
 
 Floats = NDArray[np.float64]
-Index = NDArray[np.intp]
 # Entries of the largest table that is worth building, 128 MiB: latent attention needs a third.
 MOST_ENTRIES = 1 << 24
 
@@ -42,11 +41,17 @@ class _Term:
 
 @dataclass(frozen=True)
 class _Step:
-    """How to choose the strategy of `op` when those of `given` are known."""
+    """How to choose the strategy of `op` when those of all others of `terms` are known."""
 
     op: int
-    given: tuple[int, ...]
-    best: Index
+    terms: list[_Term]
+
+    def best(self, price: int, chosen: Sequence[int]) -> int:
+        total = np.zeros(())
+        for term in self.terms:
+            at = [slice(None) if o == self.op else chosen[o] for o in term.ops]
+            total = total + term.costs[(min(price, len(term.costs) - 1), *at)]
+        return int(total.argmin())
 
 
 def eliminate(
@@ -119,12 +124,11 @@ def _remove_all(
     least = np.zeros(prices)
     steps = []
     for op in order:
-        together = [alive.pop(n) for n in sorted(holding.pop(op))]
+        # The smaller first: their sum is a small table too.
+        together = sorted((alive.pop(n) for n in sorted(holding.pop(op))), key=_entries)
         ops = tuple(sorted({o for t in together for o in t.ops} - {op}))
-        table = _sum(together, (*ops, op))
-        best = np.broadcast_to(table.argmin(axis=-1), (prices, *table.shape[1:-1]))
-        steps.append(_Step(op, ops, best))
-        rest = _Term(ops, table.min(axis=-1))
+        steps.append(_Step(op, together))
+        rest = _Term(ops, _least(together, op, ops))
         number = len(terms) + len(steps)
         for other in ops:
             holding[other] = {n for n in holding[other] if n in alive} | {number}
@@ -135,22 +139,36 @@ def _remove_all(
     return least, steps
 
 
-def _sum(terms: Sequence[_Term], ops: tuple[int, ...]) -> Floats:
-    """The terms added up over the axes (prices, *ops)."""
-    place = {op: i + 1 for i, op in enumerate(ops)}
-    total: Floats | None = None
-    for term in terms:
-        axes = [place[op] for op in term.ops]
-        ranked = sorted(range(len(axes)), key=axes.__getitem__)
-        costs = term.costs.transpose(0, *(i + 1 for i in ranked))
-        shape = [1] * (len(ops) + 1)
-        shape[0] = costs.shape[0]
-        for i, size in zip(ranked, costs.shape[1:], strict=True):
-            shape[axes[i]] = size
-        costs = costs.reshape(shape)
-        total = costs if total is None else total + costs
-    assert total is not None, "every op has a term of its own"
-    return total
+def _entries(term: _Term) -> int:
+    return term.costs.size
+
+
+def _least(terms: Sequence[_Term], op: int, ops: tuple[int, ...]) -> Floats:
+    """The terms added up over the axes (prices, *ops), at the best strategy of `op`.
+
+    One strategy after the other, as the table over all of them is the largest by far.
+    """
+    axes = {other: axis for axis, other in enumerate((op, *ops))}
+    spread = [_spread(term, axes) for term in terms]
+    least: Floats | None = None
+    for choice in range(len(spread[0])):
+        total = spread[0][choice]
+        for costs in spread[1:]:
+            total = total + costs[choice]
+        least = total if least is None else np.minimum(least, total)
+    assert least is not None, "every op has a strategy"
+    return least
+
+
+def _spread(term: _Term, axes: Mapping[int, int]) -> Floats:
+    """The costs of a term over all `axes`, the first of them before that of prices."""
+    at = [axes[op] for op in term.ops]
+    ranked = sorted(range(len(at)), key=at.__getitem__)
+    costs = term.costs.transpose(1 + ranked[0], 0, *(i + 1 for i in ranked[1:]))
+    shape = [costs.shape[0], costs.shape[1], *[1] * (len(axes) - 1)]
+    for i, size in zip(ranked[1:], costs.shape[2:], strict=True):
+        shape[1 + at[i]] = size
+    return costs.reshape(shape)
 
 
 def _walk_back(steps: Sequence[_Step], ops: int, prices: int) -> list[list[int]]:
@@ -159,7 +177,7 @@ def _walk_back(steps: Sequence[_Step], ops: int, prices: int) -> list[list[int]]
     for price in range(prices):
         chosen = [0] * ops
         for step in reversed(steps):
-            chosen[step.op] = int(step.best[(price, *(chosen[o] for o in step.given))])
+            chosen[step.op] = step.best(price, chosen)
         found.append(chosen)
     return found
 
