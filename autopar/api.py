@@ -38,7 +38,7 @@ from autopar.units import parse_bytes
 from autopar.workflow.activation_formula import activation_formula
 from autopar.workflow.forced_pins import with_forced_pins
 from autopar.workflow.model_costs import ModelCosts
-from autopar.workflow.outcome import Explanation, Outcome, build_plan
+from autopar.workflow.outcome import Explanation, Outcome, build_plan, hidden_part
 from autopar.workflow.prepare import prepare
 from autopar.workflow.world import decide_on_first_rank, world_cluster, world_size
 
@@ -61,6 +61,7 @@ def plan(
     precision: str | None = None,
     optimizer: str = "adamw",
     loss_fn: LossFunction | None = None,
+    spare_experts: int = 0,
     sequence: int | None = None,
     time_limit: float | None = None,
     name: str = "",
@@ -74,6 +75,8 @@ def plan(
     rank for the five memory terms (or a text such as "70GiB"). `pins`: decisions to keep, as
     "tp=8,zero=1". `precision`: fp32, bf16-mixed, bf16 or fp16 (default: that of the parameters).
     `optimizer`: whose states are counted: adamw, adamw-8bit, adafactor, sgd or sgd-momentum.
+    `spare_experts`: slots of every rank beyond its part of a layer's experts, where ranks split
+    them: room for copies of hot experts and for unequal counts (`program.rebalance`).
     `sequence`: plan for another length of dim 1 than the example's. `name`: of the model, in the
     plan.
     Raises `InfeasibleError` when nothing fits, `CaptureError` or `UsageError` for bad input.
@@ -88,6 +91,7 @@ def plan(
         precision=precision,
         optimizer=optimizer,
         loss_fn=loss_fn,
+        spare_experts=spare_experts,
         sequence=sequence,
         time_limit=time_limit,
         name=name,
@@ -113,6 +117,7 @@ def search_plan(
     precision: str | None = None,
     optimizer: str = "adamw",
     loss_fn: LossFunction | None = None,
+    spare_experts: int = 0,
     sequence: int | None = None,
     time_limit: float | None = None,
     name: str = "",
@@ -137,6 +142,7 @@ def search_plan(
         pins=pins,
         precision=precision,
         optimizer=optimizer,
+        spare_experts=spare_experts,
         sequence=sequence,
         time_limit=time_limit,
         progress=progress,
@@ -154,6 +160,7 @@ def search_program(
     pins: str | Pins = "",
     precision: str = "fp32",
     optimizer: str = "adamw",
+    spare_experts: int = 0,
     sequence: int | None = None,
     time_limit: float | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -170,6 +177,7 @@ def search_program(
         memory_limit=parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit,
         pins=parse_pins(pins) if isinstance(pins, str) else pins,
         time_limit=time_limit,
+        spare_experts=spare_experts,
     )
     start = time.perf_counter()
     sizes = planned_sizes(program, sequence)
@@ -179,12 +187,12 @@ def search_program(
         """Relaxations may change the precision, and make the cluster larger."""
         if other_precision not in known and recapture:
             source = prepare(recapture(other_precision), sizes)
-            known[other_precision] = model_costs(source, cluster, sizes, options.pins)
+            known[other_precision] = model_costs(source, cluster, sizes, options)
         found = known.get(other_precision)
         return found.on(other) if found is not None else None
 
     options = with_forced_pins(options, program)
-    costs = model_costs(program, cluster, sizes, options.pins)
+    costs = model_costs(program, cluster, sizes, options)
     known = {precision: costs}
     analysed = time.perf_counter() - start
     result = search(costs, cluster, options, progress, explain=explain)
@@ -200,9 +208,8 @@ def search_program(
     flops = costs.flops_per_sample(result.choice.microbatch)
     kinds, notes = costs.blocks.kinds, costs.all_notes()
     more = _explanation(costs, result.choice, seconds) if explain else Explanation()
-    found = build_plan(
-        program, cluster, result, sizes, global_batch_size, kinds, flops, seconds, notes, more
-    )
+    known_of = program, cluster, result, sizes, global_batch_size, kinds, flops, seconds, notes
+    found = build_plan(*known_of, more, options.spare_experts)
     return Outcome(found, result, program, seconds)
 
 
@@ -224,15 +231,18 @@ def _explanation(costs: ModelCosts, choice: Choice, seconds: dict[str, float]) -
         ep=ep,
     )
     seconds["explain"] = time.perf_counter() - start
-    return Explanation(formula, confirmed, costs.experts if ep > 1 else 0)
+    return Explanation(formula, confirmed, costs.experts if ep > 1 else 0, hidden_part(chain))
 
 
 def model_costs(
-    program: Program, cluster: Cluster, sizes: dict[str, int], pins: Pins
+    program: Program, cluster: Cluster, sizes: dict[str, int], options: SearchOptions
 ) -> ModelCosts:
-    """Prices of a prepared program under the pins that concern placements."""
+    """Prices of a prepared program under the options that concern placements."""
+    pins, spare = options.pins, options.spare_experts
     split = pins.weights == "split"
-    return ModelCosts(program, cluster, sizes, boundary=pins.boundary, split_weights=split)
+    return ModelCosts(
+        program, cluster, sizes, boundary=pins.boundary, split_weights=split, spare_experts=spare
+    )
 
 
 def compile(  # noqa: A001 - the name users look for
@@ -247,16 +257,17 @@ def compile(  # noqa: A001 - the name users look for
     precision: str | None = None,
     optimizer: str = "adamw",
     loss_fn: LossFunction | None = None,
+    spare_experts: int = 0,
     timeout_seconds: float = 300.0,
     seed: int = 0,
 ) -> DistributedProgram:
     """The distributed program of this rank; the same call on every rank, under torchrun.
 
-    `mesh`: a `Cluster`, a `DeviceMesh` (dims named pp, dp, cp, tp pin those degrees), or None to
-    read the ranks from torchrun. `plan`: a plan or plan file; without one, rank 0 searches and all
-    ranks get its plan. `timeout_seconds` bounds every wait for another rank. `seed`: of the weights
-    of a model on the meta device. The model is not changed; only this rank's shards of it are
-    materialised.
+    `mesh`: a `Cluster`, a `DeviceMesh` (dims named pp, dp, cp, tp pin those degrees, dp_replicate
+    and dp_shard hybrid sharding), or None to read the ranks from torchrun. `plan`: a plan or plan
+    file; without one, rank 0 searches and all ranks get its plan. `timeout_seconds` bounds every
+    wait for another rank. `seed`: of the weights of a model on the meta device. The model is not
+    changed; only this rank's shards of it are materialised.
     """
     from autopar.runtime.ranks import Ranks
 
@@ -279,6 +290,7 @@ def compile(  # noqa: A001 - the name users look for
             precision=precision,
             optimizer=optimizer,
             loss_fn=loss_fn,
+            spare_experts=spare_experts,
         )
         searched.append(outcome.program)
         return chosen(outcome)

@@ -76,13 +76,18 @@ class BlockCost:
     inputs; `released_bytes`: the part that is gone at the fullest moment of the backward.
     `forward_transient_bytes`: `transient_bytes` of the forward alone. `shared_bytes`: values made
     once per micro-batch and stage that the block reads (part of the transient ones).
-    `boundary_bytes`: the values that pass from this block to the next, as one rank holds them.
+    `delayed_bytes`: gradients that a divided backward keeps from its first half, which makes those
+    of values, to its second, which makes those of weights; `divided_transient_bytes`: the largest
+    extra bytes in the first half, these included; `loose_bytes`: the part of `saved_bytes` that is
+    not kept to the second half where the block is the last of its stage. `boundary_bytes`: the
+    values that pass from this block to the next, as one rank holds them.
     `parameter_reduce_seconds`: end-of-step sum over tp of gradients of `R*` parameters. `tied`:
     those of `parameters` that other blocks of the chain hold too, by the blocks that do. `partial`:
     the sets of ops that the search may have run again, from fewer bytes freed to more. `*_cp`: the
     part of `*_comm` between ranks that split the sequence, `*_ep` between replicas that split
-    experts. `experts`: those of `parameters` that ep splits. `shapes`: of the trainable parameters
-    on this tp rank; none where they are not known, as in a bound.
+    experts; `hidden_ep`: seconds of these, forward and backward, that compute hides, so that they
+    are in none of the others. `experts`: those of `parameters` that ep splits. `shapes`: of the
+    trainable parameters on this tp rank; none where they are not known, as in a bound.
     """
 
     name: str
@@ -107,6 +112,9 @@ class BlockCost:
     released_bytes: int = 0
     forward_transient_bytes: int = 0
     shared_bytes: int = 0
+    delayed_bytes: int = 0
+    divided_transient_bytes: int = 0
+    loose_bytes: int = 0
     partial: tuple[PartialRecompute, ...] = ()
     forward_cp: float = 0.0
     backward_cp: float = 0.0
@@ -114,6 +122,7 @@ class BlockCost:
     shapes: tuple[tuple[int, ...], ...] = ()
     forward_ep: float = 0.0
     backward_ep: float = 0.0
+    hidden_ep: float = 0.0
     experts: Experts = Experts()
 
     @property

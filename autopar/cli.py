@@ -46,6 +46,14 @@ OptimizerOption = Annotated[
     str,
     typer.Option(help="adamw, adamw-8bit, adafactor, sgd or sgd-momentum: what states it keeps"),
 ]
+LoadOption = Annotated[
+    Path | None,
+    typer.Option(help="JSON of rows per expert by layer: prices assume them, not even routing"),
+]
+SpareOption = Annotated[
+    int,
+    typer.Option(help="slots of every rank beyond its part of a layer's experts, for copies"),
+]
 
 
 @app.command()
@@ -80,10 +88,8 @@ def plan(
         str | None,
         typer.Option(help="eager, or compile: element-wise ops priced as torch.compile fuses them"),
     ] = None,
-    expert_load: Annotated[
-        Path | None,
-        typer.Option(help="JSON of rows per expert by layer: prices assume them, not even routing"),
-    ] = None,
+    expert_load: LoadOption = None,
+    spare_experts: SpareOption = 0,
     out: Annotated[Path | None, typer.Option(help="write the plan here")] = None,
     report: Annotated[
         Path | None, typer.Option(help="write a self-contained HTML page here")
@@ -106,6 +112,7 @@ def plan(
         time_limit,
         execution,
         expert_load,
+        spare_experts,
     )
     several = Comparison(clusters, price, steps) if clusters is not None else None
     raise typer.Exit(plan_or_compare(request, several, out, report, as_json=json))
@@ -124,12 +131,26 @@ def check(
 
 
 @app.command()
-def show(path: PlanArgument, json: JsonOption = False) -> None:
+def show(
+    path: PlanArgument,
+    load: Annotated[
+        Path | None,
+        typer.Option(help="JSON of program.history.to_dict(), or a load: routing, for --report"),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="write the plan and its routing as an HTML page")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
     """Print a plan: decisions, memory, time, placements, proof."""
     from autopar.plan_document import Plan
     from autopar.report.text import show as render
 
     found = Plan.load(path)
+    if load is not None or report is not None:
+        from autopar.commands.show import show_page
+
+        raise typer.Exit(show_page(found, load, report))
     if json:
         typer.echo(json_module.dumps(found.to_dict(), indent=2))
         return
@@ -170,15 +191,15 @@ def evaluate(
         typer.Option(
             "--pin",
             help="all decisions: tp, pp, zero, microbatch, recompute (none, full, core, products);"
-            " optional: dp, cp, ep, vp, sp, schedule, precision, optimizer, microbatches",
+            " optional: dp, shard, cp, ep, vp, sp, schedule, precision, optimizer, microbatches",
         ),
     ] = None,
     table: Annotated[
         Path | None,
         typer.Option(
             help="CSV of configurations: layers, hidden, heads, kv_heads, ffn, vocab, seq, gpu,"
-            " gpu_mem_gb, n_gpus, n_nodes, interconnect, tp, sp, pp, vp, cp, ep, etp, dp, zero,"
-            " dp_mode, mbs, gbs, precision, recompute, attention, schedule, compile, topk,"
+            " gpu_mem_gb, n_gpus, n_nodes, interconnect, tp, sp, pp, vp, cp, ep, etp, dp, shard,"
+            " zero, dp_mode, mbs, gbs, precision, recompute, attention, schedule, compile, topk,"
             " n_experts"
         ),
     ] = None,

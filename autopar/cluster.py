@@ -43,6 +43,7 @@ class Device:
     overlap. `attention`: kernels by name; `attention_kernel`: the one that runs.
     `execution`: eager or compile, see `EXECUTIONS`. `even_experts`: routers are made to give every
     expert as many rows, as benchmarks do; else rows go where chance sends them.
+    `overlap_experts`: exchanges of experts' rows run beside what needs neither (shared experts).
     `price_per_hour`: US dollars, 0 when unknown.
     `overlap_slowdown`: seconds that compute gets longer per second of communication behind it; 0
     when unknown (`data/step.toml` has what is usual).
@@ -67,6 +68,7 @@ class Device:
     execution: str = "eager"
     overlap_slowdown: float = 0.0
     even_experts: bool = False
+    overlap_experts: bool = True
 
     @property
     def usable_bytes(self) -> int:

@@ -88,6 +88,7 @@ def device_from_table(where: str, table: dict[str, Any]) -> Device:
             "attention_kernel": str,
             "execution": str,
             "even_experts": bool,
+            "overlap_experts": bool,
         },
     )
     flops = values["flops"]

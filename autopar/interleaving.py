@@ -8,6 +8,9 @@ et al. (SC21), where a round is as many micro-batches as there are ranks.
 
 from __future__ import annotations
 
+# Schedules in which every pp rank has several chunks.
+LOOPED = ("interleaved", "zero-bubble")
+
 
 def refused(pp: int, microbatches: int) -> str:
     """Why so many micro-batches can't be interleaved over `pp` ranks; empty when they can."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # From the outermost to the innermost.
 AXES = ("pp", "dp", "cp", "tp")
@@ -13,6 +13,9 @@ REPLICA = "replica"
 # that hold the same experts, one of each such group.
 EP = "ep"
 EXPERT_REPLICA = "expert_replica"
+# Of all replicas: neighbours over which ZeRO shards, and the ranks that hold the same shard, one of
+# each such group (hybrid sharding). One group, and no copies of shards, unless a mesh says so.
+SHARD, REPLICATE = "dp_shard", "dp_replicate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,9 @@ class Mesh:
 
     `ep` is no axis beside the others: it divides the replicas (dp x cp) into groups of neighbours
     that split the experts of every layer, while all else is replicated over them as before.
+
+    Nor is `dp_replicate`, the number of groups of neighbours over which ZeRO shards (hybrid
+    sharding): over the ranks of a group there are shards, over the groups there are copies.
     """
 
     pp: int = 1
@@ -30,6 +36,7 @@ class Mesh:
     tp: int = 1
     cp: int = 1
     ep: int = 1
+    dp_replicate: int = 1
 
     @property
     def size(self) -> int:
@@ -45,6 +52,16 @@ class Mesh:
         """Ranks that hold the same tp slice of the same experts of a stage."""
         return self.replicas // self.ep
 
+    @property
+    def dp_shard(self) -> int:
+        """Replicas over which ZeRO shards: all of them, or a group of neighbours."""
+        return self.replicas // self.dp_replicate
+
+    @property
+    def shape(self) -> Mesh:
+        """The same without hybrid sharding, which lays no rank elsewhere."""
+        return replace(self, dp_replicate=1)
+
     def degree(self, axis: str) -> int:
         """Ranks of a group of `axis`: one of `AXES`, or of the groups of replicas."""
         derived = {REPLICA: self.replicas, EXPERT_REPLICA: self.expert_replicas}
@@ -55,6 +72,7 @@ class Mesh:
         inner = self.cp * self.tp
         strides = {"tp": 1, "cp": self.tp, "dp": inner, "pp": inner * self.dp}
         strides |= {REPLICA: self.tp, EP: self.tp, EXPERT_REPLICA: self.tp * self.ep}
+        strides |= {SHARD: self.tp, REPLICATE: self.tp * self.dp_shard}
         return strides[axis]
 
     def replica(self, rank: int) -> int:
@@ -75,7 +93,11 @@ class Mesh:
     def __str__(self) -> str:
         cp = f" cp{self.cp}" if self.cp > 1 else ""
         ep = f" ep{self.ep}" if self.ep > 1 else ""
-        return f"pp{self.pp} dp{self.dp}{cp} tp{self.tp}{ep}"
+        shard = f" shard{self.dp_shard}" if self.dp_replicate > 1 else ""
+        return f"pp{self.pp} dp{self.dp}{cp} tp{self.tp}{ep}{shard}"
 
     def to_dict(self) -> dict[str, int]:
-        return {"pp": self.pp, "dp": self.dp, "tp": self.tp, "cp": self.cp, "ep": self.ep}
+        """All degrees; of hybrid sharding only where there is some."""
+        hybrid = {REPLICATE: self.dp_replicate} if self.dp_replicate > 1 else {}
+        degrees = {"pp": self.pp, "dp": self.dp, "tp": self.tp, "cp": self.cp, "ep": self.ep}
+        return degrees | hybrid

@@ -7,6 +7,7 @@ from autopar.plan_consistency import (
     check_batch,
     check_expert_groups,
     check_schedule,
+    check_shards,
     check_stages,
 )
 from autopar.plan_document import Plan
@@ -31,6 +32,7 @@ def check_plan(plan: Plan, program: Program, global_batch_size: int | None = Non
         )
     check_batch(plan)
     check_expert_groups(plan)
+    check_shards(plan)
     if program.batch_stays_whole and plan.mesh.dp * plan.microbatches > 1:
         raise PlanError(
             f"dp {plan.mesh.dp} x microbatches {plan.microbatches}, but "

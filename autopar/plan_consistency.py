@@ -6,8 +6,9 @@ import re
 from collections import Counter
 
 from autopar.errors import PlanError
-from autopar.interleaving import refused
-from autopar.plan_document import Plan
+from autopar.interleaving import LOOPED, refused
+from autopar.plan_document import OF_ELEMENTS, Plan
+from autopar.zero_bubble import refused as not_divided
 
 # The name of a cluster that says how many ranks it has: h100:2x8, cpu:4.
 _RANKS = re.compile(r"^[\w-]+:(\d{1,9})(?:x(\d{1,9}))?$")
@@ -17,6 +18,7 @@ def check_consistent(plan: Plan) -> None:
     """Raises `PlanError` naming the fields that contradict each other, and what would fit."""
     check_batch(plan)
     check_expert_groups(plan)
+    check_shards(plan)
     _check_ranks(plan)
     check_schedule(plan)
     check_stages(plan)
@@ -51,7 +53,7 @@ def check_batch(plan: Plan) -> None:
 
 
 def check_expert_groups(plan: Plan) -> None:
-    """Groups of ep are whole parts of the replicas."""
+    """Groups of ep are whole parts of the replicas, and experts may have spare slots."""
     mesh = plan.mesh
     if mesh.replicas % mesh.ep:
         raise PlanError(
@@ -59,28 +61,65 @@ def check_expert_groups(plan: Plan) -> None:
             f"{mesh.dp} x cp {mesh.cp})",
             next_step="use an ep that divides dp x cp",
         )
+    if plan.spare_experts and plan.optimizer not in OF_ELEMENTS:
+        raise PlanError(
+            f"spare_experts is {plan.spare_experts}, but the states of {plan.optimizer} are not of "
+            "single elements, so they can't be moved or copied with an expert",
+            next_step=f"set optimizer to one of {', '.join(OF_ELEMENTS)}, or spare_experts to 0",
+        )
+
+
+def check_shards(plan: Plan) -> None:
+    """Groups over which ZeRO shards are whole parts of the replicas, and there is a shard."""
+    mesh, groups = plan.mesh, plan.mesh.dp_replicate
+    if groups == 1:
+        return
+    told = f"mesh.dp_replicate is {groups}"
+    if mesh.replicas % groups or mesh.dp_shard == 1:
+        raise PlanError(
+            f"{told}, which does not divide the {mesh.replicas} replicas (dp {mesh.dp} x cp "
+            f"{mesh.cp}) into groups of 2 or more",
+            next_step="use a divisor of dp x cp, and ZeRO level 0 where nothing is to be sharded",
+        )
+    if plan.zero == 0:
+        raise PlanError(
+            f"{told}, but zero is 0, which shards nothing",
+            next_step="use zero 1, 2 or 3, or dp_replicate 1",
+        )
+    if mesh.ep > 1:
+        raise PlanError(
+            f"{told} and mesh.ep is {mesh.ep}: experts that ep splits are sharded over all ranks "
+            "that hold them",
+            next_step="use dp_replicate 1, or ep 1",
+        )
 
 
 def check_schedule(plan: Plan) -> None:
-    """Several chunks for each pp rank go with the interleaved schedule, and micro-batches with
-    both."""
-    if (plan.schedule == "interleaved") != (plan.chunks > 1):
+    """Several chunks for each pp rank go with the interleaved and the zero-bubble schedule, and
+    micro-batches with both."""
+    if (plan.schedule in LOOPED) != (plan.chunks > 1):
         raise PlanError(
             f"schedule is {plan.schedule!r} with chunks {plan.chunks}",
-            next_step="interleaved has chunks of 2 or more, the other schedules have 1",
+            next_step="interleaved and zero-bubble have chunks of 2 or more, other schedules 1",
         )
     if plan.chunks == 1:
         return
     if plan.mesh.pp == 1:
         raise PlanError(
-            "schedule is 'interleaved', but mesh.pp is 1",
+            f"schedule is {plan.schedule!r}, but mesh.pp is 1",
             next_step="use pp of at least 2, or schedule 1f1b with chunks 1",
         )
     if reason := refused(plan.mesh.pp, plan.microbatches):
         raise PlanError(
-            f"schedule is 'interleaved', but {reason}",
+            f"schedule is {plan.schedule!r}, but {reason}",
             next_step=f"use a multiple of {plan.mesh.pp} microbatches, or schedule 1f1b",
         )
+    if plan.schedule == "zero-bubble":
+        recomputes = any(stage.recomputed for stage in plan.stages)
+        if reason := not_divided(zero=plan.zero, ep=plan.mesh.ep, recomputes=recomputes):
+            raise PlanError(
+                f"schedule is 'zero-bubble', but {reason}", next_step="use schedule interleaved"
+            )
 
 
 def check_stages(plan: Plan) -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from autopar.errors import PlanError
-from autopar.mesh import AXES, EP, Mesh
+from autopar.mesh import AXES, EP, REPLICATE, Mesh
 from autopar.plan_fields import (
     PLAN,
     Check,
+    count,
     entries,
     items,
     members,
@@ -30,9 +31,11 @@ from autopar.plan_fields import (
 from autopar.plan_predictions import predictions
 
 VERSION = 1
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 PRECISIONS = ("fp32", "bf16-mixed", "bf16", "fp16")
 OPTIMIZERS = ("adamw", "adamw-8bit", "adafactor", "sgd", "sgd-momentum")
+# Those whose states are one number for each element of a parameter: they go where it goes.
+OF_ELEMENTS = ("adamw", "sgd", "sgd-momentum")
 # Between blocks values are whole, or shards; never terms of a sum.
 BOUNDARY = re.compile(r"^(R|S\(\d{1,3}\))$")
 STORED = re.compile(r"^(R\*?|S\(\d{1,3}\))$")
@@ -64,10 +67,11 @@ class Plan:
     that kind (`kinds` lists them). `cp_placements` names them on the cp axis, which splits the
     sequence; the ops of `placements` are then those of one cp rank. `boundary` is the placement on
     tp of the values that pass from block to block. `sizes` are the dims the program was planned for
-    (batch is the micro-batch). `chunks`: stages of every pp rank; above 1 it is the interleaved
-    schedule, where stage s is on pp rank s mod pp. `reruns[kind][label]`: ops of a block of that
-    kind that run again in its backward, by the names that `placements` uses; a collective by its op
-    and what it moves, as `all_gather of add`.
+    (batch is the micro-batch). `chunks`: stages of every pp rank; above 1 it is an interleaved or
+    zero-bubble schedule, where stage s is on pp rank s mod pp. `reruns[kind][label]`: ops of a
+    block of that kind that run again in its backward, by the names that `placements` uses; a
+    collective by its op and what it moves, as `all_gather of add`. `spare_experts`: slots that
+    every rank has beyond its part of a layer's experts, where ranks split them.
     """
 
     model: str
@@ -87,6 +91,7 @@ class Plan:
     kinds: dict[str, tuple[str, ...]]
     sizes: dict[str, int]
     chunks: int = 1
+    spare_experts: int = 0
     reruns: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
     cp_placements: dict[str, dict[str, str]] = field(default_factory=dict)
     predicted: dict[str, Any] = field(default_factory=dict)
@@ -113,12 +118,14 @@ class Plan:
         order = ["version", *document]
         # What has a default comes late in the class; a reader looks for it here.
         order.insert(order.index("schedule") + 1, "chunks")
+        order.insert(order.index("optimizer") + 1, "spare_experts")
         order.insert(order.index("placements") + 1, "reruns")
         order.insert(order.index("placements") + 1, "cp_placements")
         # An axis that splits nothing is not told.
-        if not self.cp_placements:
-            document.pop("cp_placements")
-        for axis in ("cp", EP):
+        for name in ("cp_placements", "spare_experts"):
+            if not document[name]:
+                document.pop(name)
+        for axis in ("cp", EP, REPLICATE):
             if self.mesh.degree(axis) == 1:
                 document["mesh"].pop(axis)
         return {name: document[name] for name in dict.fromkeys(order) if name in document}
@@ -185,7 +192,7 @@ def recompute_label(stages: Iterable[StagePlan]) -> str:
 
 
 def _mesh(name: str, value: Any) -> Mesh:
-    return Mesh(**members(name, value, {}, dict.fromkeys((*AXES, EP), whole)))
+    return Mesh(**members(name, value, {}, dict.fromkeys((*AXES, EP, REPLICATE), whole)))
 
 
 def _names(name: str, value: Any) -> tuple[str, ...]:
@@ -233,6 +240,7 @@ _REQUIRED: dict[str, Check] = {
 }
 _OPTIONAL: dict[str, Check] = {
     "chunks": whole,
+    "spare_experts": count,
     "cp_placements": _placements,
     "reruns": lambda n, v: entries(n, v, lambda k, sets: entries(k, sets, _names)),
     "predicted": predictions,

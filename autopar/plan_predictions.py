@@ -26,6 +26,7 @@ def predictions(name: str, value: Any) -> dict[str, Any]:
             "neighbours": lambda n, v: items(n, v, _other_plan),
             "activation_formula": _formula,
             "experts": count,
+            "experts_hidden": amount,
             "search": _search,
             "reruns": lambda n, v: entries(n, v, lambda k, sets: entries(k, sets, _amounts)),
         },

@@ -10,6 +10,7 @@ tensor-parallel collectives are ops inside it). Values live in an environment by
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +39,8 @@ class ParameterSpec:
     a term of its gradient: the runtime sums it over tp once, at the end of the step.
     `stages` names all pipeline stages that hold it (more than one when tied across stages: their
     gradients are summed over those stages at the end of the step). `over_ep`: dim 0 counts the
-    experts of a layer, which the ranks of ep split before tp.
+    experts of a layer, which the ranks of ep split before tp. `spare`: empty slots that every rank
+    has behind its part of dim 0, where that counts experts; the model's `shape` is without them.
     """
 
     fqn: str
@@ -48,6 +50,7 @@ class ParameterSpec:
     requires_grad: bool = True
     stages: tuple[int, ...] = ()
     over_ep: bool = False
+    spare: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,8 @@ class Rerun:
 class BlockProgram:
     """One block. `graph` takes, in order: parameters, buffers, inputs; returns a tuple: outputs.
     `recompute`: all of it runs again in the backward; `rerun`: a part of it, or None. `over_ep`:
-    those of `parameters` that hold experts and are split over ep."""
+    those of `parameters` that hold experts and are split over ep. `spare`: slots beyond its part of
+    the experts that a rank has in those of `parameters` that have any."""
 
     name: str
     graph: fx.GraphModule
@@ -78,6 +82,7 @@ class BlockProgram:
     recompute: bool = False
     rerun: Rerun | None = None
     over_ep: frozenset[str] = frozenset()
+    spare: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -96,6 +101,7 @@ class StageProgram:
     where all micro-batches count as much. `updates`: buffer -> value of
     one of the blocks that it holds after the step. `fixed`: inputs that are no tensors, with the
     only values that the program is right for. `draws`: some op draws random numbers.
+    `loss_terms`: value of a block of the last stage -> name, of the loss's auxiliary terms.
     """
 
     index: int
@@ -119,3 +125,4 @@ class StageProgram:
     updates: dict[str, str] = field(default_factory=dict)
     fixed: dict[str, Any] = field(default_factory=dict)
     draws: bool = False
+    loss_terms: dict[str, str] = field(default_factory=dict)

@@ -146,9 +146,9 @@ def compare(row: Mapping[str, str], read: RowConfiguration) -> Compared:
 
 
 def mesh_text(mesh: Mesh) -> str:
-    return " ".join(
-        f"{a}{n}" for a, n in (("pp", mesh.pp), ("dp", mesh.dp), ("tp", mesh.tp)) if n > 1
-    )
+    shard = mesh.dp_shard if mesh.dp_replicate > 1 else 1
+    degrees = ("pp", mesh.pp), ("dp", mesh.dp), ("tp", mesh.tp), ("shard", shard)
+    return " ".join(f"{a}{n}" for a, n in degrees if n > 1)
 
 
 def theirs_text(found: Compared) -> str:

@@ -9,6 +9,7 @@ from autopar.passes.rewrite.guard_empty_mean import GuardEmptyMean
 from autopar.passes.rewrite.insert_collectives import InsertCollectives
 from autopar.passes.rewrite.localize_shapes import LocalizeShapes
 from autopar.passes.rewrite.mark_recompute import MarkRecompute
+from autopar.passes.rewrite.order_exchanges import OrderExchanges
 from autopar.passes.rewrite.own_random import OwnRandom
 from autopar.passes.rewrite.place import Place
 from autopar.passes.rewrite.replace_causal_mask import ReplaceCausalMask
@@ -18,6 +19,7 @@ from autopar.passes.rewrite.split_fused import SplitFused
 from autopar.passes.rewrite.split_gate_and_up import SplitGateAndUp
 from autopar.passes.rewrite.split_sequence import SplitSequence
 from autopar.passes.rewrite.sum_statistics import SumStatistics
+from autopar.passes.rewrite.tell_loss_terms import TellLossTerms
 
 
 def front_pipeline() -> list[Pass]:
@@ -40,10 +42,12 @@ def back_pipeline() -> list[Pass]:
         Place(),
         InsertCollectives(),  # needs placements, and global shapes for the sizes of what is moved
         LocalizeShapes(),  # after the collectives: they change which piece an op sees
+        OrderExchanges(),  # of the graph as one rank runs it, collectives and all
         OwnRandom(),  # needs the shards' shapes, and changes none
         CutStages(),
         SumStatistics(),  # of all graphs, also of the values that stages share
         MarkRecompute(),  # marks blocks of stages
+        TellLossTerms(),  # last: it adds results that no plan knows of
     ]
 
 

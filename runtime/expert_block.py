@@ -1,5 +1,5 @@
 """The graph of a block with experts as it runs: choices are handed out to be counted, and become
-slots where experts were moved.
+slots where experts were moved or there is room for more.
 
     getitem_1 = topk[1]                            getitem_1 = topk[1]
     experts = own_experts(hidden, getitem_1, …)    slots = slot_of_0[getitem_1]
@@ -20,7 +20,10 @@ from torch import fx
 from autopar.experts import capacity
 from autopar.experts.operands import is_expert_call
 from autopar.mesh import EP
+from autopar.runtime import slots_in_turn  # noqa: F401 - registers the op
+from autopar.runtime.divided_exchange import divided
 from autopar.runtime.expert_load import LayerExperts
+from autopar.runtime.slot_order import slots_by_expert
 from autopar.stage_program import BlockProgram, Rerun
 
 Tensor = torch.Tensor
@@ -44,14 +47,12 @@ class ExpertBlock:
 
     def placed(self, block: BlockProgram, device: torch.device) -> ExpertBlock:
         """The graph for the present `order` of each layer."""
-        slots = {}
-        for place, layer in enumerate(self.layers):
-            if layer.order:
-                order = torch.tensor(layer.order, device=device)
-                # What is dropped keeps its number.
-                slots[place] = torch.arange(layer.places, device=device)
-                slots[place][order] = torch.arange(len(order), device=device)
-        return _built(block, self.layers, slots)
+        tables = {
+            place: SlotTable.of(layer, device)
+            for place, layer in enumerate(self.layers)
+            if layer.order
+        }
+        return _built(block, self.layers, tables)
 
     def count(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Take the indices off the outputs of `graph`, and add them to the layers' counts."""
@@ -61,6 +62,31 @@ class ExpertBlock:
         for layer, index in zip(self.layers, outputs[results:], strict=True):
             layer.add(index)
         return outputs[:results]
+
+
+@dataclass(frozen=True)
+class SlotTable:
+    """`slots[e, c]` of a number that the router may choose, `copies[e]` of them; of `count` numbers
+    that the op is to know."""
+
+    slots: Tensor
+    copies: Tensor
+    count: int
+    most: int
+
+    @staticmethod
+    def of(layer: LayerExperts, device: torch.device) -> SlotTable:
+        by_expert = slots_by_expert(layer.order)
+        if layer.limited:
+            by_expert.append([len(layer.order)])  # what is dropped is behind all slots
+        most = max(map(len, by_expert))
+        padded = [each + each[:1] * (most - len(each)) for each in by_expert]
+        return SlotTable(
+            torch.tensor(padded, device=device),
+            torch.tensor([len(each) for each in by_expert], device=device),
+            len(layer.order) + layer.limited,
+            most,
+        )
 
 
 def _calls(block: BlockProgram) -> list[fx.Node]:
@@ -82,7 +108,9 @@ def _layer(node: fx.Node, block: BlockProgram, place: int) -> LayerExperts:
     axis = EP if any(source in block.over_ep for source, _ in sources) else "tp"
     limited = _limited(node)
     experts = int(arguments[_COUNT]) - limited
-    return LayerExperts(name, experts, split, ranks, parameters, axis=axis, limited=limited)
+    spare = min((block.spare.get(source, 0) for source in parameters), default=0)
+    found = LayerExperts(name, experts, split, ranks, parameters, axis=axis, limited=limited)
+    return replace(found, spare=spare)
 
 
 def _limited(node: fx.Node) -> bool:
@@ -112,9 +140,9 @@ def _parameter(source: Any, block: BlockProgram) -> tuple[str, bool]:
 
 
 def _built(
-    block: BlockProgram, layers: Sequence[LayerExperts], slots: dict[int, Tensor]
+    block: BlockProgram, layers: Sequence[LayerExperts], tables: dict[int, SlotTable]
 ) -> ExpertBlock:
-    """`slots[place]`: slot by expert of the layer at that place."""
+    """`tables[place]`: slots by expert of the layer at that place."""
     if not layers:
         return ExpertBlock(block.graph, block.rerun, ())
     calls = _calls(block)
@@ -133,18 +161,34 @@ def _built(
         # With its name, by which a part of the block is chosen to run again.
         values[node] = made.node_copy(node, values.__getitem__)
         assert values[node].name == node.name
-    for place, slot_of in slots.items():
-        name = f"slot_of_{place}"
-        root[name] = slot_of
+    for place, table in tables.items():
         call = values[calls[place]]
         with made.inserting_before(call):
-            table = made.get_attr(name)
-            index = made.call_function(
-                torch.ops.aten.index.Tensor, (table, [values[_index(calls[place])]])
-            )
+            index = _to_slots(made, root, values[_index(calls[place])], place, table, layers[place])
         call.update_arg(_INDEX, index)
+        call.update_arg(_COUNT, table.count)
         rerun = _with_slots(rerun, call.name, index.name)
+    rerun = divided(made, rerun)
     return ExpertBlock(fx.GraphModule(root, made), rerun, tuple(layers))
+
+
+def _to_slots(
+    made: fx.Graph,
+    root: dict[str, Any],
+    index: fx.Node,
+    place: int,
+    table: SlotTable,
+    layer: LayerExperts,
+) -> fx.Node:
+    """The slots of the choices `index`."""
+    name = f"slot_of_{place}"
+    if table.most == 1:
+        root[name] = table.slots.squeeze(1)
+        return made.call_function(torch.ops.aten.index.Tensor, (made.get_attr(name), [index]))
+    root[name], root[f"copies_{place}"] = table.slots, table.copies
+    slots, copies = made.get_attr(name), made.get_attr(f"copies_{place}")
+    target: Any = torch.ops.autopar.slots_in_turn.default
+    return made.call_function(target, (index, slots, copies, layer.turn))
 
 
 def _index(call: fx.Node) -> fx.Node:

@@ -29,7 +29,8 @@ class LayerExperts:
     are split.
     `parameters`: those that hold the experts, and nothing else; none when that is not so.
     `limited`: rows may be dropped, which are counted behind those of the experts. `order`: expert
-    by slot, where experts were moved; rank r has the r-th part of the slots.
+    by slot, where experts were moved; rank r has the r-th part of the slots. `spare`: slots that a
+    rank has beyond its part of the experts; `turn`: with which copy of an expert this rank begins.
     """
 
     layer: str
@@ -40,6 +41,8 @@ class LayerExperts:
     order: tuple[int, ...] = ()
     axis: str = "tp"
     limited: bool = False
+    spare: int = 0
+    turn: int = 0
     counts: Tensor | None = field(default=None, repr=False)
 
     def add(self, index: Tensor) -> None:
@@ -56,6 +59,11 @@ class LayerExperts:
     def places(self) -> int:
         """How many numbers a choice may be."""
         return self.experts + self.limited
+
+    @property
+    def own(self) -> int:
+        """Slots of a rank."""
+        return self.experts // self.ranks + self.spare
 
     def reset(self) -> None:
         self.counts = None

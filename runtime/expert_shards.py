@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import gcd
 from typing import Any
 
 from torch import nn
@@ -28,11 +29,13 @@ class ExpertShards:
         for name, spec in specs.items():
             parameter = module._parameters[name]
             if spec.over_ep and parameter is not None:
-                found[parameter] = self._over.along(self._dim(parameter))
+                found[parameter] = self._over.along(self._dim(parameter, spec.spare))
         return found
 
-    def _dim(self, parameter: nn.Parameter) -> int:
-        """The first dim that divides: FSDP2 pads dim 0 and no other."""
+    def _dim(self, parameter: nn.Parameter, spare: int) -> int:
+        """The first dim that divides, with and without spare slots (as what is saved is): FSDP2
+        pads dim 0 and no other."""
         assert isinstance(parameter, DTensor)
-        shape = parameter._local_tensor.shape
-        return next((dim for dim, size in enumerate(shape) if size % self._ranks == 0), 0)
+        slots, *rest = parameter._local_tensor.shape
+        sizes = (gcd(slots, slots - spare), *rest)
+        return next((dim for dim, size in enumerate(sizes) if size % self._ranks == 0), 0)

@@ -1,8 +1,10 @@
 """Moves the experts of a layer between the ranks that they are split over, between two steps.
 
-A rank's part of a parameter [e, …] are slots. At first slot s holds expert s; afterwards
-`order[s]`, and the block's graph turns the router's choices into slots. What leaves the program
-(state, gradients) is put back in the order of experts, so that a checkpoint does not know of slots.
+A rank's part of a parameter [e, …] are slots. At first slot s holds expert s, or the experts of a
+rank have its first slots where the plan has room for more (`spare_experts`); afterwards slot s
+holds `order[s]`, and the block's graph turns the router's choices into slots. What leaves the
+program (state, gradients) is put back in the order of experts, one of each, so that a checkpoint
+does not know of slots.
 """
 
 from __future__ import annotations
@@ -17,13 +19,12 @@ from torch.distributed.tensor import DTensor
 
 from autopar.errors import UsageError
 from autopar.experts.assignment import Assignment
-from autopar.mesh import EP, EXPERT_REPLICA
 from autopar.runtime.expert_load import LayerExperts
 from autopar.runtime.ranks import Ranks, together
-from autopar.runtime.torch_compat import all_gather_single
+from autopar.runtime.slot_exchange import local_tensor, moved
+from autopar.runtime.slot_order import EMPTY, Order, home_slots, natural_order, slot_order
 
 Tensor = torch.Tensor
-Order = tuple[int, ...]
 
 
 class ExpertSlots:
@@ -43,18 +44,31 @@ class ExpertSlots:
             for name in dict.fromkeys(block):
                 times[name] = times.get(name, 0) + 1
         self._shared = {name for name, count in times.items() if count > 1}
+        for layer in layers:
+            if layer.spare:
+                layer.order = natural_order(layer.experts, layer.ranks, layer.spare)
+                layer.turn = _turn(layer, ranks)
+
+    @property
+    def roomy(self) -> bool:
+        """Whether a layer has more slots than experts."""
+        return any(layer.spare for layer in self.layers)
 
     # What leaves and enters.
 
     def by_expert(self, name: str, value: Any) -> Any:
         """A parameter, or what is laid out as it, in the order of experts; itself if it is."""
-        order = self._order(name, value)
-        return self._replaced(name, value, _inverse(order)) if order else value
+        layer = self._moved_layer(name, value)
+        if layer is None:
+            return value
+        return self._replaced(layer, value, home_slots(layer.order, layer.ranks), layer.own)
 
     def by_slot(self, name: str, value: Any) -> Any:
         """The reverse of `by_expert`."""
-        order = self._order(name, value)
-        return self._replaced(name, value, order) if order else value
+        layer = self._moved_layer(name, value)
+        if layer is None:
+            return value
+        return self._replaced(layer, value, layer.order, layer.experts // layer.ranks)
 
     def of_state(
         self, state: Mapping[str, Any], change: Callable[[str, Any], Any]
@@ -64,20 +78,29 @@ class ExpertSlots:
         for name, layer in self._layer_of.items():
             prefix = f"state.{name}."
             for key in (k for k in state if layer.order and k.startswith(prefix)):
-                found[key] = change(name, state[key])
+                value = state[key]
+                if layer.spare and isinstance(value, Tensor) and value.dim():
+                    _check_layout(name, key[len(prefix) :], value, isinstance(value, DTensor))
+                found[key] = change(name, value)
         return found
 
-    def _replaced(self, name: str, tensor: DTensor, source: Order) -> Tensor:
-        """A new tensor whose slot s is slot `source[s]` of the old one."""
-        make: Any = DTensor
-        moved = _moved(tensor, source, self._layer_of[name].axis, self._ranks)
-        made: Tensor = make(moved, tensor._spec, requires_grad=False)
+    def _replaced(self, layer: LayerExperts, tensor: DTensor, source: Order, own: int) -> Tensor:
+        """A new tensor whose slot s is slot `source[s]` of the old one, with `own` on a rank."""
+        shape = torch.Size((len(source), *tensor.shape[1:]))
+        made: Tensor = DTensor.from_local(
+            moved(tensor, source, own, layer.axis, self._ranks),
+            tensor.device_mesh,
+            tensor.placements,
+            run_check=False,
+            shape=shape,
+            stride=torch.empty(shape, device="meta").stride(),
+        )
         return made
 
-    def _order(self, name: str, value: Any) -> Order:
+    def _moved_layer(self, name: str, value: Any) -> LayerExperts | None:
         layer = self._layer_of.get(name)
         of_experts = isinstance(value, torch.Tensor) and value.dim() > 0
-        return layer.order if layer is not None and of_experts else ()
+        return layer if layer is not None and layer.order and of_experts else None
 
     # The move.
 
@@ -87,7 +110,10 @@ class ExpertSlots:
         optimizer: torch.optim.Optimizer | None,
         parameters: Mapping[str, nn.Parameter],
     ) -> dict[str, Order]:
-        """`orders`, when all ranks can move theirs, to the same; else all raise."""
+        """`orders` of rank 0's assignment, when all ranks can move to them; else all raise."""
+        given = [assignment]
+        dist.broadcast_object_list(given, src=0, group=self._ranks.control)
+        assignment = given[0]
         orders: dict[str, Order] = {}
         error: Exception | None = None
         try:
@@ -98,17 +124,10 @@ class ExpertSlots:
             error = found
         together(self._ranks, error)
         told: list[Any] = [None] * self._ranks.mesh.size
-        wanted = {name: layer.holders for name, layer in assignment.layers.items()}
-        mine = wanted, [layer.layer for layer in self.layers]
+        mine = [layer.layer for layer in self.layers]
         dist.all_gather_object(told, mine, group=self._ranks.control)
-        others = [rank for rank, (given, _) in enumerate(told) if given != told[0][0]]
-        if others:
-            raise UsageError(
-                f"ranks {others} were given another assignment than rank 0",
-                next_step="assign on one rank and send it to all, or give all the same load",
-            )
-        known = {name for _, layers in told for name in layers}
-        unknown = [name for name in wanted if name not in known]
+        known = {name for layers in told for name in layers}
+        unknown = [name for name in assignment.layers if name not in known]
         if unknown:
             raise UsageError(
                 f"the assignment has layer {unknown[0]!r}, the program has not",
@@ -126,8 +145,7 @@ class ExpertSlots:
             if layer.layer in assignment.layers:
                 holders = assignment.layers[layer.layer].holders
                 self._check(layer, holders, assignment.ranks)
-                ranked = sorted((ranks[0], expert) for expert, ranks in enumerate(holders))
-                found[layer.layer] = tuple(expert for _, expert in ranked)
+                found[layer.layer] = slot_order(holders, layer.ranks, layer.own)
         return found
 
     def _check(self, layer: LayerExperts, holders: Sequence[Sequence[int]], ranks: int) -> None:
@@ -148,25 +166,19 @@ class ExpertSlots:
                 f"{layer.experts}",
                 next_step="assign by the load of this model",
             )
-        copies = [rank for each in holders for rank in each]
-        if any(len(each) != 1 for each in holders):
-            raise UsageError(
-                f"the assignment has copies of experts of layer {name!r}: programs hold one of "
-                "each",
-                next_step="assign with replicas=0",
-            )
-        counts = [copies.count(rank) for rank in range(ranks)]
-        if len(set(counts)) > 1 or sum(counts) != layer.experts:
-            raise UsageError(
-                f"the assignment of layer {name!r} gives ranks {counts} experts: programs hold "
-                "equally many on each",
-                next_step="assign without most=",
-            )
+        for expert, held in enumerate(holders):
+            if not held or len(set(held)) < len(held) or not set(held) <= set(range(ranks)):
+                raise UsageError(
+                    f"the assignment has expert {expert} of layer {name!r} on ranks {list(held)} "
+                    f"of {ranks}",
+                    next_step="give each expert one or more ranks, each of them once",
+                )
         if not layer.parameters or self._shared & set(layer.parameters):
             raise UsageError(
                 f"other parts of the model read the experts of layer {name!r}",
                 next_step="leave the layer out of the assignment",
             )
+        _check_room(layer, holders)
 
     def check_optimizer(
         self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
@@ -177,12 +189,7 @@ class ExpertSlots:
                 if not isinstance(value, torch.Tensor) or value.dim() == 0:
                     continue
                 alike = isinstance(value, DTensor) and value.shape == parameters[name].shape
-                if not alike:
-                    raise UsageError(
-                        f"state {key!r} of {type(optimizer).__name__} is not laid out as its "
-                        f"parameter {name!r}: it can't be moved with its expert",
-                        next_step="use an optimizer with states for each element, as AdamW",
-                    )
+                _check_layout(name, f"{key} of {type(optimizer).__name__}", value, alike)
 
     def move(
         self,
@@ -196,70 +203,46 @@ class ExpertSlots:
             now = layer.order or tuple(range(layer.experts))
             if order is None or order == now:
                 continue
-            slot_of = _inverse(now)
-            source = tuple(slot_of[expert] for expert in order)
+            slot_of = home_slots(now, layer.ranks)
+            source = tuple(slot_of[expert] if expert != EMPTY else EMPTY for expert in order)
             for name in layer.parameters:
                 parameter = parameters[name]
                 state = optimizer.state.get(parameter, {}) if optimizer is not None else {}
                 kept = [v for v in state.values() if isinstance(v, DTensor) and v.dim()]
                 for tensor in (parameter, parameter.grad, *kept):
                     if tensor is not None:
-                        local = _local(tensor)
-                        local.copy_(_moved(tensor, source, layer.axis, self._ranks))
-            layer.order = order if order != tuple(sorted(order)) else ()
+                        made = moved(tensor, source, layer.own, layer.axis, self._ranks)
+                        local_tensor(tensor).copy_(made)
+            natural = not layer.spare and order == tuple(sorted(order))
+            layer.order = () if natural else order
 
 
-def _inverse(order: Order) -> Order:
-    found = [0] * len(order)
-    for slot, expert in enumerate(order):
-        found[expert] = slot
-    return tuple(found)
+def _check_room(layer: LayerExperts, holders: Sequence[Sequence[int]]) -> None:
+    """No rank is given more than its slots; and all of them without spare slots."""
+    counts = [sum(rank in held for held in holders) for rank in range(layer.ranks)]
+    fullest, even = max(counts), layer.experts // layer.ranks
+    if fullest <= layer.own:
+        return
+    copies = sum(counts) > layer.experts
+    what = f"with copies gives ranks {counts}" if copies else f"gives ranks {counts}"
+    raise UsageError(
+        f"the assignment of layer {layer.layer!r} {what} experts: its {layer.ranks} ranks have "
+        f"{layer.own} slots each",
+        next_step=f"plan with spare_experts={fullest - even}, or assign with most={layer.own}"
+        + (" or fewer replicas" if copies else ""),
+    )
 
 
-def _local(tensor: Tensor) -> Tensor:
-    assert isinstance(tensor, DTensor)
-    return tensor._local_tensor.detach()
+def _check_layout(name: str, state: str, value: Tensor, alike: bool) -> None:
+    if not alike:
+        raise UsageError(
+            f"state {state} is not laid out as its parameter {name!r}: it can't be moved with its "
+            "expert",
+            next_step="use an optimizer with states for each element, as AdamW",
+        )
 
 
-def _moved(tensor: Tensor, source: Order, axis: str, ranks: Ranks) -> Tensor:
-    """This rank's part of a tensor [e, …], split over `axis` and perhaps over the ranks that hold
-    the same experts within it."""
-    assert isinstance(tensor, DTensor)
-    local = _local(tensor)
-    own = len(source) // ranks.mesh.degree(axis)
-    sharded = tensor.device_mesh.mesh_dim_names or ()
-    # FSDP2 puts its own axis first (`_StridedShard`, which is no `Shard`, where ep splits the same
-    # dim); it may have sharded another dim than that of experts.
-    first_dim = getattr(tensor.placements[0], "dim", None)
-    within = len(sharded) > (2 if axis == EP else 1) and first_dim == 0
-    if not within:
-        return _exchanged(local, source, axis, ranks)
-    group = ranks.group(EXPERT_REPLICA) if axis == EP else ranks.replicas.get_group()
-    each = -(-own // group.size())
-    padded = local.new_zeros((each, *local.shape[1:]))
-    padded[: local.shape[0]] = local
-    gathered = local.new_empty((each * group.size(), *local.shape[1:]))
-    all_gather_single(gathered, padded, group=group)
-    start = each * group.rank()
-    moved = _exchanged(gathered[:own], source, axis, ranks)
-    return moved[start : start + local.shape[0]]
-
-
-def _exchanged(rows: Tensor, source: Order, axis: str, ranks: Ranks) -> Tensor:
-    """Rows [e / ranks, …] of this rank of `axis` after each slot s got slot `source[s]`."""
-    own, here, count = rows.shape[0], ranks.index(axis), ranks.mesh.degree(axis)
-    wanted = [source[here * own + i] for i in range(own)]
-    # Rows arrive by the rank they come from.
-    arrival = sorted(range(own), key=lambda i: (wanted[i] // own, i))
-    sent = [
-        [slot % own for slot in source[r * own : (r + 1) * own] if slot // own == here]
-        for r in range(count)
-    ]
-    order = torch.tensor([s for each in sent for s in each], device=rows.device, dtype=torch.int64)
-    out = rows[order].contiguous()
-    came = torch.empty_like(rows)
-    counts = [sum(slot // own == r for slot in wanted) for r in range(count)]
-    dist.all_to_all_single(came, out, counts, [len(s) for s in sent], group=ranks.group(axis))
-    result = torch.empty_like(rows)
-    result[torch.tensor(arrival, device=rows.device)] = came
-    return result
+def _turn(layer: LayerExperts, ranks: Ranks) -> int:
+    """Another number for each of the ranks whose tokens differ."""
+    place = ranks.mesh.replica(ranks.rank)
+    return place + ranks.index("tp") * ranks.mesh.replicas if layer.split else place

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from autopar.runtime.pipeline import PipelinedStages
 from autopar.runtime.program import DistributedProgram
-from autopar.runtime.torch_compat import fsdp_groups, run_kernel, unsharded_gradients
+from autopar.runtime.torch_compat import fsdp_groups, kept_gradients, run_kernel
 
 Tensor = torch.Tensor
 # A moment counts as fuller than another when it is by more than this.
@@ -239,7 +239,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = [p.grad for p in self._program.parameters()]
         for engine in self._program._engines:
             for group in fsdp_groups(engine.stage):
-                found += unsharded_gradients(group)
+                found += kept_gradients(group)
         self._mark(found, "gradients")
 
     def _mark(self, tensors: Iterable[Any], term: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -14,11 +14,23 @@ from autopar.runtime.gradients import local_gradients
 from autopar.runtime.ranks import Ranks
 
 Tensor = torch.Tensor
+# Of a parameter's gradient, what a norm of this type counts on this rank.
+Counted = Callable[[nn.Parameter, float], Tensor | None]
 
 
-def stage_norm(parameters: Sequence[nn.Parameter], norm_type: float, ranks: Ranks) -> Tensor:
+def _all_of_it(parameter: nn.Parameter, norm_type: float) -> Tensor | None:
+    return parameter.grad
+
+
+def stage_norm(
+    parameters: Sequence[nn.Parameter],
+    norm_type: float,
+    ranks: Ranks,
+    counted: Counted = _all_of_it,
+) -> Tensor:
     """Norm of these gradients, each counted once over dp and tp; the same on dp and tp ranks."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    found = [counted(p, norm_type) for p in parameters]
+    gradients = [gradient for gradient in found if gradient is not None]
     if not gradients:
         return torch.zeros((), dtype=torch.float64, device=ranks.device)
     # Experts that ep splits lie on a mesh of their own, and torch adds up norms of one mesh.
@@ -35,9 +47,14 @@ def stage_norm(parameters: Sequence[nn.Parameter], norm_type: float, ranks: Rank
     return total
 
 
-def global_norm(owned: Sequence[nn.Parameter], norm_type: float, ranks: Ranks) -> Tensor:
+def global_norm(
+    owned: Sequence[nn.Parameter],
+    norm_type: float,
+    ranks: Ranks,
+    counted: Counted = _all_of_it,
+) -> Tensor:
     """Norm over all stages. `owned`: parameters of which no earlier stage holds a copy."""
-    norm = stage_norm(owned, norm_type, ranks)
+    norm = stage_norm(owned, norm_type, ranks, counted)
     if ranks.mesh.pp == 1:
         return norm
     if math.isinf(norm_type):
@@ -76,9 +93,14 @@ class OtherStages:
         self._mesh = like.device_mesh
         self.parameter = nn.Parameter(self._replicate(zero))
 
-    def update(self, owned: Sequence[nn.Parameter], everything: Sequence[nn.Parameter]) -> None:
+    def update(
+        self,
+        owned: Sequence[nn.Parameter],
+        everything: Sequence[nn.Parameter],
+        counted: Counted = _all_of_it,
+    ) -> None:
         """Collective over all ranks. `everything`: all parameters of this rank."""
-        total = global_norm(owned, 2.0, self._ranks)
+        total = global_norm(owned, 2.0, self._ranks, counted)
         here = stage_norm(everything, 2.0, self._ranks)
         others = (total.square() - here.square()).clamp(min=0).sqrt()
         self.parameter.grad = self._replicate(others.float())

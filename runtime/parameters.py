@@ -76,17 +76,23 @@ class ParameterSource:
             spec.placement.local_shape(spec.shape, ranks.mesh.tp)  # raises when it does not divide
             piece = piece.chunk(ranks.mesh.tp, dim)[ranks.index("tp")]
             placement = dt.Shard(dim)
-        local = torch.empty(
-            piece.shape, dtype=storage_dtype(spec.dtype, precision), device=ranks.device
-        )
-        local.copy_(piece)
+        dtype, rows = storage_dtype(spec.dtype, precision), spec.shape
+        if spec.spare:
+            local = torch.zeros(
+                (piece.shape[0] + spec.spare, *piece.shape[1:]), dtype=dtype, device=ranks.device
+            )
+            local[: piece.shape[0]] = piece
+            rows = (len(local) * ranks.mesh.degree(EP if spec.over_ep else "tp"), *spec.shape[1:])
+        else:
+            local = torch.empty(piece.shape, dtype=dtype, device=ranks.device)
+            local.copy_(piece)
         tensor = dt.DTensor.from_local(
             local,
-            ranks.experts[EP, "tp"] if spec.over_ep else ranks.device_mesh["tp"],
+            ranks.experts[EP, "tp"] if spec.over_ep else ranks.tp,
             [dt.Shard(0), placement] if spec.over_ep else [placement],
             run_check=False,
-            shape=torch.Size(spec.shape),
-            stride=torch.empty(spec.shape, device="meta").stride(),
+            shape=torch.Size(rows),
+            stride=torch.empty(rows, device="meta").stride(),
         )
         return nn.Parameter(tensor, requires_grad=spec.requires_grad)
 

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.pipelining import ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 
 from autopar.plan_document import Plan
 from autopar.runtime.interleaved import LoopedStage
@@ -16,10 +20,16 @@ from autopar.runtime.ranks import Ranks
 from autopar.runtime.stage import BATCH_PREFIX
 from autopar.runtime.torch_compat import ShortSchedule1F1B
 from autopar.runtime.zero import DataParallel
+from autopar.runtime.zero_bubble import DividedStage
 from autopar.stage_program import ValueSpec
 
 Tensor = torch.Tensor
 Batch = dict[str, Tensor]
+# Schedules in which a rank has several stages: torch's, and what they need of a stage.
+LOOPED: dict[str, tuple[Any, type[LoopedStage]]] = {
+    "interleaved": (ScheduleInterleaved1F1B, LoopedStage),
+    "zero-bubble": (ScheduleInterleavedZeroBubble, DividedStage),
+}
 
 
 class SingleStage:
@@ -44,18 +54,19 @@ class SingleStage:
 
 
 class PipelinedStages:
-    """This rank's stages of a pipeline, under torch's GPipe, 1F1B or interleaved 1F1B schedule."""
+    """This rank's stages of a pipeline, under torch's GPipe, 1F1B, interleaved 1F1B or
+    zero-bubble schedule."""
 
     def __init__(self, engines: Sequence[DataParallel], plan: Plan, ranks: Ranks) -> None:
         self._device = ranks.device
         last = engines[-1].stage.program
         self._has_loss = last.index == last.stages - 1
-        looped = plan.schedule == "interleaved"
-        self.stages = [_stage(engine, engines if looped else (), ranks) for engine in engines]
+        schedule, kind = LOOPED.get(plan.schedule, (None, None))
+        self.stages = [_stage(engine, engines, kind, ranks) for engine in engines]
         options: dict[str, Any] = {"loss_fn": weighted, "scale_grads": False}
         self._schedule: Any
-        if looped:
-            self._schedule = ScheduleInterleaved1F1B([*self.stages], plan.microbatches, **options)
+        if schedule is not None:
+            self._schedule = schedule([*self.stages], plan.microbatches, **options)
         else:
             schedule = ScheduleGPipe if plan.schedule == "gpipe" else ShortSchedule1F1B
             self._schedule = schedule(self.stages[0], plan.microbatches, **options)
@@ -77,8 +88,13 @@ class PipelinedStages:
         return torch.stack([loss.detach() for loss in losses]).sum().float()
 
 
-def _stage(engine: DataParallel, looped: Sequence[DataParallel], ranks: Ranks) -> PlannedStage:
-    """torch's stage of an engine; `looped`: all engines of the rank, if it takes turns."""
+def _stage(
+    engine: DataParallel,
+    engines: Sequence[DataParallel],
+    looped: type[LoopedStage] | None,
+    ranks: Ranks,
+) -> PlannedStage:
+    """torch's stage of an engine; `looped`: its kind, if the `engines` of the rank take turns."""
     program = engine.stage.program
     place = (program.index, program.stages, ranks.device)
     options: dict[str, Any] = {
@@ -89,9 +105,9 @@ def _stage(engine: DataParallel, looped: Sequence[DataParallel], ranks: Ranks) -
         else (torch.empty((), device="meta"),),
         "group": ranks.group("pp"),
     }
-    if looped:
-        others = [other for other in looped if other is not engine]
-        return LoopedStage(engine, others, *place, **options)
+    if looped is not None:
+        others = [other for other in engines if other is not engine]
+        return looped(engine, others, *place, **options)
     return PlannedStage(engine, *place, **options)
 
 

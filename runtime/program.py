@@ -14,14 +14,17 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from autopar.experts.assignment import Assignment
 from autopar.experts.diagnosis import Routing
+from autopar.experts.history import RoutingHistory
 from autopar.plan_document import Plan
 from autopar.runtime.batch import BatchRules, flat_batch
 from autopar.runtime.digests import batch_digest
+from autopar.runtime.expert_copies import ExpertCopies
 from autopar.runtime.expert_load import summed_load
 from autopar.runtime.expert_slots import ExpertSlots
 from autopar.runtime.faults import Faults
 from autopar.runtime.gradients import local_gradients, sum_over
 from autopar.runtime.loss_scale import checked_scale, unscale
+from autopar.runtime.loss_terms import LossTerms
 from autopar.runtime.loss_weights import count_targets, loss_weights, no_targets, uneven
 from autopar.runtime.norms import OtherStages, global_norm, scale_gradients
 from autopar.runtime.parameters import ParameterSource
@@ -119,6 +122,11 @@ class DistributedProgram(ProgramState):
         reads = [block.parameters for program in programs for block in program.blocks]
         reads.append(tuple(n for n, spec in self._specs.items() if len(spec.stages) > 1))
         self._slots = ExpertSlots(layers, reads, ranks)
+        self._copies = ExpertCopies((), {}, ranks)
+        if self._slots.roomy:
+            self._place_experts()
+        self.history = RoutingHistory()
+        self._loss_terms = LossTerms([engine.stage for engine in self._engines])
         self._training = True
         self._faults = Faults(ranks)
         self._steps = 0
@@ -198,17 +206,28 @@ class DistributedProgram(ProgramState):
         if self._training:
             self._faults.at("completing the gradients")
             self._complete_gradients()
+            self._copies.sum_gradients()
             for engine in self._engines:
                 engine.stage.update_buffers()
             for parameter, gradient in before.items():
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
             if self._others is not None:
-                self._others.update(self._owned, list(self._parameters.values()))
+                everything = list(self._parameters.values())
+                self._others.update(self._owned, everything, self._copies.counted)
         self._faults.at("adding up the loss")
+        amounts = self._loss_terms.beside(loss, weights * loss_scale)
         for axis in ("dp", "pp"):
             if self.plan.mesh.degree(axis) > 1:
-                dist.all_reduce(loss, group=self.ranks.group(axis))
-        return loss / loss_scale
+                dist.all_reduce(amounts, group=self.ranks.group(axis))
+        amounts /= loss_scale
+        self._loss_terms.keep(amounts)
+        return amounts[0].clone()
+
+    def auxiliary_losses(self) -> dict[str, float]:
+        """What the last step's loss had added to it that reads no targets, as the balance of
+        experts: by its line in the model's code, times its weight there; the same on every rank.
+        None where the loss is no such sum."""
+        return self._loss_terms.values()
 
     def _prepare(self, batch: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """This rank's rows and the weights of its microbatches."""
@@ -299,7 +318,7 @@ class DistributedProgram(ProgramState):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip by the norm over the whole model, of any type; returns that norm."""
         with self._faults.during("the norm of the gradients"):
-            norm = global_norm(self._owned, norm_type, self.ranks)
+            norm = global_norm(self._owned, norm_type, self.ranks, self._copies.counted)
         scale_gradients(list(self.parameters()), norm, max_norm)
         return norm.float()
 
@@ -338,6 +357,12 @@ class DistributedProgram(ProgramState):
             own = {stage.program.index: stage.layers() for stage in stages}
             return Routing(summed_load(own, self.ranks))
 
+    def record_routing(self) -> dict[str, Any]:
+        """Add to `history` what routing was since the last record, with the last step's
+        `auxiliary_losses`; all ranks together. `history.to_dict()` is JSON that `autopar experts`
+        reads as a load."""
+        return self.history.add(self._steps, self.routing(), self.auxiliary_losses())
+
     def reset_expert_load(self) -> None:
         for layer in self._slots.layers:
             layer.reset()
@@ -346,15 +371,24 @@ class DistributedProgram(ProgramState):
         self, assignment: Assignment, optimizer: torch.optim.Optimizer | None = None
     ) -> None:
         """Move experts, their gradients and their optimizer's state to the ranks that the
-        assignment says, between two steps; later steps give the same numbers.
+        assignment says, between two steps; later steps give the same numbers. The assignment of
+        rank 0 counts: a solver with a time limit need not find the same one on every rank.
 
         `named_parameters` are then in the order of the ranks, all that is saved or gathered in the
-        order of experts. Raises `UsageError` on every rank, before anything is moved, for an
-        assignment of other ranks, layers or experts, with copies or unequal counts, and for an
-        optimizer whose state can't be moved.
+        order of experts. Copies of an expert, and unequal counts, need the slots of a plan with
+        `spare_experts`. Copies share the rows of their expert equally and get the sum of their
+        gradients; the norm of `clip_grad_norm_` counts them once (torch's own function does not).
+        Raises `UsageError` on every rank, before anything is moved, for an assignment of other
+        ranks, layers or experts, for more experts on a rank than it has slots, and for an optimizer
+        whose state can't be moved.
         """
         with self._faults.during("moving experts"):
             orders = self._slots.agreed_orders(assignment, optimizer, self._parameters)
             self._slots.move(orders, self._parameters, optimizer)
-            for engine in self._engines:
-                engine.stage.place_experts(self.ranks.device)
+            self._place_experts()
+
+    def _place_experts(self) -> None:
+        """After experts got their slots."""
+        self._copies = ExpertCopies(self._slots.layers, self._parameters, self.ranks)
+        for engine in self._engines:
+            engine.stage.place_experts(self.ranks.device)

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.errors import PlanError, RuntimeFault
-from autopar.mesh import AXES, EP, EXPERT_REPLICA, REPLICA, Mesh
+from autopar.mesh import AXES, EP, EXPERT_REPLICA, REPLICA, REPLICATE, SHARD, Mesh
 from autopar.runtime.torch_compat import flat_mesh, quiet_redistribution, set_timeout
 from autopar.stage_program import ParameterSpec
 
@@ -26,14 +26,18 @@ torch_distributed: Any = dist
 @dataclass(frozen=True)
 class Ranks:
     """The mesh as this rank sees it. `replicas`: its dp and cp axes as one, the ranks that hold the
-    same tp slice of the parameters; `experts`: the axes of parameters that ep splits (pp, the ranks
-    that hold the same experts, ep, tp); `control`: the group for small messages on the CPU."""
+    same tp slice of the parameters; `shards`: those as ZeRO sees them, over some of which it shards
+    under hybrid sharding (a mesh of dp_replicate and dp_shard); `tp`: the axis on which parameters
+    are sliced; `experts`: the axes of parameters that ep splits (pp, the ranks that hold the same
+    experts, ep, tp); `control`: the group for small messages on the CPU."""
 
     mesh: Mesh
     rank: int
     device: torch.device
     device_mesh: DeviceMesh
     replicas: DeviceMesh
+    shards: DeviceMesh
+    tp: DeviceMesh
     experts: DeviceMesh
     control: dist.ProcessGroup
     wait: datetime.timedelta
@@ -55,19 +59,21 @@ class Ranks:
             torch.cuda.set_device(here)
         wait = datetime.timedelta(seconds=timeout_seconds)
         _start(kind, wait)
-        device_mesh = init_device_mesh(
-            kind, tuple(mesh.degree(axis) for axis in AXES), mesh_dim_names=AXES
-        )
+        device_mesh = _mesh_of(mesh, kind, AXES)
         replicas = device_mesh["dp"]
         if mesh.cp > 1:
             replicas = flat_mesh(device_mesh, ("dp", "cp"), REPLICA)
         experts = device_mesh
         groups = [*(device_mesh.get_group(axis) for axis in AXES), replicas.get_group()]
+        shards, tp = replicas, device_mesh["tp"]
+        if mesh.dp_replicate > 1:
+            # FSDP2 wants its mesh and that of a parameter to be parts of one.
+            hybrid = _mesh_of(mesh, kind, ("pp", REPLICATE, SHARD, "tp"))
+            shards, tp = hybrid[REPLICATE, SHARD], hybrid["tp"]
+            groups += hybrid.get_all_groups()
         if mesh.ep > 1:
-            axes = ("pp", EXPERT_REPLICA, EP, "tp")
-            sizes = tuple(mesh.degree(axis) for axis in axes)
-            experts = init_device_mesh(kind, sizes, mesh_dim_names=axes)
-            groups += [experts.get_group(axis) for axis in axes]
+            experts = _mesh_of(mesh, kind, ("pp", EXPERT_REPLICA, EP, "tp"))
+            groups += experts.get_all_groups()
         for group in groups:
             set_timeout(group, wait)
         quiet_redistribution()
@@ -75,7 +81,8 @@ class Ranks:
         assert world is not None
         control = dist.new_group(backend="gloo", timeout=wait) if kind == "cuda" else world
         assert control is not None
-        return Ranks(mesh, dist.get_rank(), here, device_mesh, replicas, experts, control, wait)
+        meshes = device_mesh, replicas, shards, tp, experts
+        return Ranks(mesh, dist.get_rank(), here, *meshes, control, wait)
 
     def index(self, axis: str) -> int:
         if axis == EP:
@@ -114,6 +121,11 @@ class Ranks:
                 if self.rank in members:
                     assert group is not None
                     self.tied[stages] = group
+
+
+def _mesh_of(mesh: Mesh, kind: str, axes: tuple[str, ...]) -> DeviceMesh:
+    sizes = tuple(mesh.degree(axis) for axis in axes)
+    return init_device_mesh(kind, sizes, mesh_dim_names=axes)
 
 
 def _check_world_size(mesh: Mesh) -> None:

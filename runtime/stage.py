@@ -153,6 +153,8 @@ class StageModule(ParameterSlots):
         # New values of buffers, kept aside until the backward has read the old ones.
         self._updates: dict[str, Tensor] = {}
         self.random: RandomStream | None = None
+        # Auxiliary terms of the loss, of each micro-batch.
+        self.loss_terms: list[list[Tensor]] = []
         self.blocks = nn.ModuleList()
         for block in program.blocks:
             own = [
@@ -185,6 +187,7 @@ class StageModule(ParameterSlots):
         if torch.is_grad_enabled():
             self._updates = {b: env[name].detach() for b, name in program.updates.items()}
         if program.loss is not None:
+            self.loss_terms.append([env[name] for name in program.loss_terms])
             return env[program.loss]
         return tuple(env[spec.name].contiguous() for spec in program.send)
 
@@ -244,6 +247,7 @@ def _dead_after(program: StageProgram) -> list[list[str]]:
         for name in (*block.inputs, *block.outputs):
             last[name] = index
     leaving = {spec.name for spec in program.send} | {program.loss, *program.updates.values()}
+    leaving |= set(program.loss_terms)
     dead: list[list[str]] = [[] for _ in program.blocks]
     for name, index in last.items():
         if name not in leaving:

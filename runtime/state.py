@@ -43,8 +43,8 @@ class ProgramState:
         """This rank's shards, DTensors by name, as torch.distributed.checkpoint takes them; and
         the buffers that a step changes, whole.
 
-        Experts that `rebalance` moved come as copies in the order of their numbers: what is read
-        into these takes `load_state_dict`.
+        Experts that `rebalance` moved, or that have spare slots beside them, come as copies in the
+        order of their numbers, one of each: what is read into these takes `load_state_dict`.
         """
         slots = self._slots
         found = {n: slots.by_expert(n, p.detach()) for n, p in self._parameters.items()}

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.autograd.graph import GradientEdge
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -44,6 +45,8 @@ LOOPED_STAGE_HOOKS = (
     "get_bwd_send_ops",
     "backward_one_chunk",
 )
+# Those that `autopar.runtime.zero_bubble` overrides as well.
+DIVIDED_STAGE_HOOKS = ("backward_maybe_with_nosync", "backward_one_chunk")
 
 _c10d: Any = distributed_c10d
 
@@ -86,6 +89,32 @@ def stage_backward(
         stage_output, output_grads, input_values
     )
     return result
+
+
+def weight_groups(
+    outputs: Iterable[torch.Tensor],
+    inputs: Iterable[torch.Tensor],
+    weights: Iterable[torch.nn.Parameter],
+) -> list[tuple[list[Any], list[torch.nn.Parameter]]]:
+    """Weights by the ops that read them: autograd's nodes between `outputs` and `inputs` at which
+    the paths to the weights of a group branch off, and these weights, in the order of `weights`."""
+    private: Any = _backward
+
+    def nodes(tensors: Iterable[torch.Tensor]) -> list[Any]:
+        found = [private._get_grad_fn_or_grad_acc(tensor) for tensor in tensors]
+        return [node for node in found if node is not None]
+
+    reverse = private.construct_reverse_graph(nodes(outputs))
+    found = private.get_param_groups(nodes(inputs), nodes(weights), reverse)
+    return [
+        (list(group["intermediates"]), [node.variable for node in group["params"]])
+        for group in found
+    ]
+
+
+def gradient_edge(node: Any, index: int) -> GradientEdge:
+    """Where the gradient of an op's result of that number enters its backward."""
+    return GradientEdge(node, index)
 
 
 def batch_p2p(operations: list[Any]) -> list[Any]:
@@ -186,9 +215,28 @@ def release_reductions(module: torch.nn.Module) -> None:
                 group.device_handle.current_stream().wait_event(state.event)
 
 
-def unsharded_gradients(group: Any) -> list[torch.Tensor]:
-    """Whole gradients that an FSDP2 group keeps from one backward to the next."""
-    found = []
+def fsdp_group_of(module: torch.nn.Module) -> dict[torch.nn.Parameter, Any]:
+    """FSDP2's group of each trained parameter that is gathered now, in all modules in `module`."""
+    return {
+        parameter.unsharded_param: group
+        for group in fsdp_groups(module)
+        for parameter in group.fsdp_params
+        if hasattr(parameter, "_unsharded_param") and parameter.unsharded_param.requires_grad
+    }
+
+
+def finish_reductions(module: torch.nn.Module) -> None:
+    """What FSDP2's root does where a backward ends, for gradients that no backward pass of the
+    whole module made."""
+    assert isinstance(module, FSDPModule)
+    state: Any = module._get_fsdp_state()
+    state._root_post_backward_final_callback()
+
+
+def kept_gradients(group: Any) -> list[torch.Tensor]:
+    """What an FSDP2 group keeps from one backward to the next beside the gradients of its
+    parameters: whole ones, or shards that are still to be summed over copies."""
+    found = [group._partial_reduce_output]
     for parameter in group.fsdp_params:
         whole = getattr(parameter, "_unsharded_param", None)
         kept = parameter.unsharded_accumulated_grad

@@ -8,6 +8,10 @@ as one group, `replica`): ZeRO levels 0 to 3.
 | 2     | gathered once, kept to the end       | reduce-scattered after every microbatch    |
 | 3     | gathered and dropped block by block  | reduce-scattered after every microbatch    |
 
+Hybrid sharding (`dp_replicate` above 1) takes parameters and states apart over groups of
+neighbours only; gradients are then reduce-scattered in a group, and the shards all-reduced over the
+groups once, in the last backward.
+
 Levels 1 to 3 are FSDP2. Level 0, and dp 1, need no second copy of the parameters and so do
 without: there gradients are summed in buckets while the last backward runs. Gradients are sums
 over dp, because each loss is weighted by its share of the whole batch
@@ -20,7 +24,7 @@ where there are enough of them for all, else by the rows of their matrices.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -32,7 +36,11 @@ from autopar.runtime.expert_shards import ExpertShards
 from autopar.runtime.gradients import OverlappedSum
 from autopar.runtime.ranks import Ranks
 from autopar.runtime.stage import StageModule
-from autopar.runtime.torch_compat import release_reductions
+from autopar.runtime.torch_compat import (
+    finish_reductions,
+    fsdp_group_of,
+    release_reductions,
+)
 
 MakeStage = Callable[[Callable[[nn.Module], None]], StageModule]
 
@@ -46,6 +54,12 @@ class DataParallel(Protocol):
 
     def before_backward(self, last: bool) -> None:
         """`last`: of the step, so gradients are to be complete over dp after it."""
+
+    def gradients_arrived(self, parameters: Sequence[nn.Parameter]) -> None:
+        """In a backward for the weights alone: those of `parameters` are complete."""
+
+    def after_weights(self, last: bool) -> None:
+        """Such a backward has ended; `last` as before it."""
 
     def release(self) -> None:
         """Let go of what the last backward's reduction read."""
@@ -84,6 +98,12 @@ class Replicated:
         for total in self._sums if last else ():
             total.arm()
 
+    def gradients_arrived(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Nothing: the sums see each gradient arrive."""
+
+    def after_weights(self, last: bool) -> None:
+        pass
+
     def release(self) -> None:
         pass
 
@@ -98,7 +118,11 @@ class Sharded:
 
     def __init__(self, make_stage: MakeStage, ranks: Ranks, zero: int, precision: str) -> None:
         self._zero = zero
-        mesh = ranks.replicas
+        # Trained parameters whose gradients a backward for the weights alone has still to make, by
+        # FSDP2's groups.
+        self._awaited: dict[int, set[nn.Parameter]] = {}
+        self._group_of: dict[nn.Parameter, Any] = {}
+        mesh = ranks.shards
         # Inputs keep their dtype: the graphs were captured in the compute dtype.
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
         if precision == "bf16-mixed":
@@ -147,7 +171,29 @@ class Sharded:
         self.release()
         root.set_is_last_backward(last)
         root.set_requires_gradient_sync(last or self._zero >= 2)
+        # Over copies of a shard once is enough: what it got of each microbatch is added up first.
+        root.set_requires_all_reduce(last)
         root.set_reshard_after_backward(last or self._zero == 3)
+
+    def gradients_arrived(self, parameters: Sequence[nn.Parameter]) -> None:
+        """FSDP2 looks at a block's gradients where the block's inputs get theirs; here they come
+        later, so it is told."""
+        if not self._awaited:
+            groups = fsdp_group_of(self.stage)
+            self._group_of = groups
+            for parameter in groups:
+                self._awaited.setdefault(id(groups[parameter]), set()).add(parameter)
+        for parameter in parameters:
+            group = self._group_of[parameter]
+            awaited = self._awaited[id(group)]
+            awaited.discard(parameter)
+            if not awaited:
+                group.post_backward()
+
+    def after_weights(self, last: bool) -> None:
+        self._awaited, self._group_of = {}, {}
+        if last:
+            finish_reductions(self.stage)
 
     def release(self) -> None:
         release_reductions(self.stage)

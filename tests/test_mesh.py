@@ -26,6 +26,15 @@ def test_cp_lies_between_tp_and_dp_and_makes_replicas_with_dp() -> None:
     assert str(SPLIT) == "pp2 dp3 cp5 tp4" and SPLIT.to_dict()["cp"] == 5
 
 
+def test_hybrid_sharding_divides_the_replicas_into_neighbours() -> None:
+    mesh = Mesh(pp=2, dp=6, cp=2, tp=4, dp_replicate=3)
+    assert (mesh.replicas, mesh.dp_shard) == (12, 4) and mesh.size == 96
+    assert [mesh.degree(a) for a in ("dp_shard", "dp_replicate")] == [4, 3]
+    assert [mesh.stride(a) for a in ("dp_shard", "dp_replicate")] == [4, 16]
+    assert str(mesh) == "pp2 dp6 cp2 tp4 shard4" and mesh.to_dict()["dp_replicate"] == 3
+    assert mesh.shape == Mesh(pp=2, dp=6, cp=2, tp=4) and mesh.shape.dp_shard == 12
+
+
 def test_degrees_strides_and_text() -> None:
     assert [MESH.degree(a) for a in AXES] == [2, 3, 1, 4]
     assert [MESH.stride(a) for a in AXES] == [12, 4, 4, 1]

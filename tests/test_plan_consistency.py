@@ -76,6 +76,27 @@ def test_interleaved_plans_are_read_and_counted(document: Document, tmp_path: Pa
         load(tmp_path, interleaved(document, 1, 8))
 
 
+def test_zero_bubble_plans_are_those_that_can_be_run(document: Document, tmp_path: Path) -> None:
+    whole = [{"blocks": s["blocks"], "recompute": []} for s in document["stages"]]
+    good = {**interleaved(document, 2, 8), "schedule": "zero-bubble", "zero": 0, "stages": whole}
+    assert load(tmp_path, good).schedule == "zero-bubble"
+    again = [{**whole[0], "recompute": whole[0]["blocks"]}, *whole[1:]]
+    mesh = {**good["mesh"], "dp": 2, "ep": 2}
+    wrong = {
+        "'zero-bubble', but ZeRO-2": {"zero": 2},
+        "'zero-bubble', but ZeRO-3": {"zero": 3},
+        "'zero-bubble', but a recomputed block": {"stages": again},
+        "'zero-bubble', but experts that ep splits": {"mesh": mesh, "global_batch": 16},
+        "'zero-bubble' with chunks 1": {"chunks": 1},
+        "'zero-bubble', but 5 micro-batches do not divide": {"microbatches": 5, "global_batch": 5},
+    }
+    for message, change in wrong.items():
+        made = {**good, **change}
+        rows = made["microbatches"] * made["microbatch"] * made["mesh"]["dp"]
+        with pytest.raises(PlanError, match=message):
+            load(tmp_path, {**made, "global_batch": rows})
+
+
 def test_a_block_is_recomputed_whole_or_in_part(document: Document, tmp_path: Path) -> None:
     stage = {**document["stages"][0], "recompute": [], "selective": {"embed": "set 1"}}
     stages = [stage, *document["stages"][1:]]
@@ -91,6 +112,30 @@ def test_a_block_is_recomputed_whole_or_in_part(document: Document, tmp_path: Pa
     both = {**good, "stages": [{**stage, "recompute": ["embed"]}, *stages[1:]]}
     with pytest.raises(PlanError, match="'embed', which `recompute` names too"):
         load(tmp_path, both)
+
+
+def hybrid(document: Document, zero: int, **degrees: int) -> Document:
+    mesh = {**document["mesh"], "dp": 8, "pp": 1, **degrees}
+    whole = [{"blocks": [b for s in document["stages"] for b in s["blocks"]], "recompute": []}]
+    count = document["global_batch"] // document["microbatch"] // 8
+    named = {"mesh": mesh, "zero": zero, "microbatches": count, "cluster": "made up"}
+    return {**document, **named, "stages": whole, "predicted": {}}
+
+
+def test_hybrid_sharding_is_read_where_there_is_something_to_shard(
+    document: Document, tmp_path: Path
+) -> None:
+    plan = load(tmp_path, hybrid(document, 3, dp_replicate=2))
+    assert plan.mesh.dp_shard == 4 and plan.to_dict()["mesh"]["dp_replicate"] == 2
+    assert Plan.from_dict(json.loads(plan.to_json())) == plan
+    assert "dp_replicate" not in load(tmp_path, hybrid(document, 3)).to_dict()["mesh"]
+    for zero, degrees, message in (
+        (0, {"dp_replicate": 2}, "dp_replicate is 2, but zero is 0"),
+        (3, {"dp_replicate": 8}, "into groups of 2 or more"),
+        (3, {"dp_replicate": 2, "ep": 4}, "dp_replicate is 2 and mesh.ep is 4"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            load(tmp_path, hybrid(document, zero, **degrees))
 
 
 CONTRADICTIONS: list[tuple[Way, Callable[[Any], Any], str]] = [
@@ -124,6 +169,8 @@ CONTRADICTIONS: list[tuple[Way, Callable[[Any], Any], str]] = [
     (("chunks",), lambda v: 0, "chunks is 0"),
     (("schedule",), lambda v: "interleaved", "schedule is 'interleaved' with chunks 1"),
     (("zero",), lambda v: 7, "zero is 7"),
+    (("mesh", "dp_replicate"), lambda v: 0, "mesh.dp_replicate is 0"),
+    (("mesh", "dp_replicate"), lambda v: 3, "dp_replicate is 3, which does not divide the"),
     (("boundary",), lambda v: "foo", "boundary is 'foo'"),
 ]
 

@@ -12,7 +12,8 @@ from rich.table import Table
 from autopar.errors import UsageError
 from autopar.experts.assignment import Assignment, assign_experts
 from autopar.experts.diagnosis import Routing
-from autopar.experts.load import LayerLoad, checked_load, read_layers
+from autopar.experts.history import Recorded
+from autopar.experts.load import LayerLoad, read_layers
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class ExpertsRequest:
 
 def experts_command(request: ExpertsRequest, out: Path | None, *, as_json: bool) -> int:
     """Print rows of the busiest rank per layer, and what the routing lacks; exit code 0."""
-    load = checked_load(read_layers(request.load))
+    recorded = Recorded.read(request.load)
+    load = recorded.load
     found = assign_experts(
         load,
         request.ranks,
@@ -50,7 +52,8 @@ def experts_command(request: ExpertsRequest, out: Path | None, *, as_json: bool)
             ) from error
     if as_json:
         document = {"assignment": found.to_dict(), "routing": routing.to_dict()}
-        print(json.dumps(document, indent=2))
+        history = {"history": list(recorded.records)} if recorded.records else {}
+        print(json.dumps(document | history, indent=2))
     else:
         _print(found, load, routing)
     return 0
@@ -79,5 +82,10 @@ def _print(found: Assignment, load: dict[str, tuple[float, ...]], routing: Routi
         f"all layers: {before:,.0f} -> {after:,.0f} rows, at least {bound:,.0f}; {found.status}",
         highlight=False,
     )
+    if found.spare_experts:
+        console.print(
+            f"programs run it under a plan with --spare-experts {found.spare_experts}",
+            highlight=False,
+        )
     for finding in routing.findings():
         console.print(str(finding), highlight=False, markup=False, soft_wrap=True)

@@ -34,6 +34,7 @@ class PlanRequest:
     time_limit: float | None
     execution: str | None = None
     expert_load: Path | None = None
+    spare_experts: int = 0
 
 
 def find_plan(request: PlanRequest, *, quiet: bool) -> tuple[Outcome, Cluster]:
@@ -54,6 +55,7 @@ def find_plan(request: PlanRequest, *, quiet: bool) -> tuple[Outcome, Cluster]:
         pins=pins,
         precision=precision,
         optimizer=request.optimizer,
+        spare_experts=request.spare_experts,
         sequence=request.sequence,
         time_limit=request.time_limit,
         name=source.name,

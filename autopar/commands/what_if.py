@@ -249,6 +249,7 @@ def _best_plan(
             pins=pins,
             precision=precision,
             optimizer=request.optimizer,
+            spare_experts=request.spare_experts,
             sequence=request.sequence,
             time_limit=request.time_limit,
             explain=False,

@@ -24,11 +24,15 @@ from autopar.cost.setting import Phase, Setting
 @dataclass(frozen=True, slots=True)
 class ChunkPhase:
     """A backward of chunk number `chunk` of a rank. By chunk: micro-batches that are alive when it
-    starts, its own among them, and whether a backward of the step came `before` it."""
+    starts, its own among them, and whether a backward of the step came `before` it. `kind`: `B`, or
+    a half, `I` or `W`; then before it came a second half, and `delayed` micro-batches are between
+    the halves."""
 
     chunk: int
     live: tuple[int, ...]
     before: tuple[bool, ...]
+    kind: str = "B"
+    delayed: tuple[int, ...] = ()
 
     @property
     def first(self) -> bool:

@@ -15,18 +15,19 @@ from typing import Protocol
 
 from autopar.block_cost import BlockCost, tie_groups
 from autopar.cluster import Cluster
-from autopar.cost.chunked_moment import ChunkPhase, chunked_memory
+from autopar.cost.chunked_moment import chunked_memory
+from autopar.cost.divided_moment import divided_memory
 from autopar.cost.fullest_moment import stage_memory
 from autopar.cost.memory import StageMemory
-from autopar.cost.pipeline import Action, Event, actions, makespan, simulate, step_seconds
+from autopar.cost.pipeline import Event, actions, makespan, simulate, step_seconds
 from autopar.cost.setting import Phase, Setting
+from autopar.cost.stage_walk import Walk, part_seconds, walk
 from autopar.cost.step import (
-    PURPOSES,
     dp_collectives,
+    exposed_copies,
     exposed_gather,
     exposed_gradients,
     optimizer_seconds,
-    send_seconds,
     tied_seconds,
 )
 from autopar.errors import PassError, PlanError
@@ -65,9 +66,10 @@ class Evaluation:
     """Seconds of a step and bytes of every stage, as the stated model gives them.
 
     `part_forward` / `part_backward`: seconds that every part of the chain takes per micro-batch,
-    its sends included; a stage is one part, or `chunks` of them. `in_flight`: most parts of
-    micro-batches that a stage holds. The closed form of `step_seconds` equals the simulated
-    schedule when all stages are alike.
+    its sends included; a stage is one part, or `chunks` of them; `part_weights`: what a divided
+    backward does of it for the weights. `in_flight`: most parts of micro-batches that a stage
+    holds. The closed form of `step_seconds` equals the simulated schedule when all stages are
+    alike.
     """
 
     step_seconds: float
@@ -79,6 +81,7 @@ class Evaluation:
     microbatches: int
     schedule: str
     chunks: int = 1
+    part_weights: tuple[float, ...] = ()
 
     @property
     def stage_forward(self) -> tuple[float, ...]:
@@ -105,6 +108,7 @@ class Evaluation:
             self.microbatches,
             self.schedule,
             chunks=self.chunks,
+            weights=self.part_weights,
         )
 
     @property
@@ -180,9 +184,9 @@ def evaluate_setting(
             next_step="every block belongs to exactly one part, in order, of pp x chunks parts",
         )
     orders = actions(setting.schedule, stages, setting.microbatches, chunks)
-    costs = [_part(i, parts, priced, setting) for i in range(len(parts))]
+    costs = [part_seconds(i, parts, priced, setting) for i in range(len(parts))]
     walks = [
-        _walk(i, orders[i], [costs[i + c * stages] for c in range(chunks)]) for i in range(stages)
+        walk(i, orders[i], [costs[i + c * stages] for c in range(chunks)]) for i in range(stages)
     ]
     memory = _memory(walks, parts, blocks, setting)
     whole = [_joined(parts[i::stages]) for i in range(stages)]
@@ -191,7 +195,7 @@ def evaluate_setting(
 
 
 def _memory(
-    walks: Sequence[_Walk],
+    walks: Sequence[Walk],
     parts: Sequence[StagePlan],
     blocks: Sequence[BlockCost],
     setting: Setting,
@@ -207,8 +211,9 @@ def _memory(
             for i in range(len(walks))
         )
     early = waiting(setting.mesh.pp, setting.microbatches)
+    of_rank = divided_memory if setting.divided else chunked_memory
     return tuple(
-        chunked_memory(
+        of_rank(
             blocks, spans[i :: len(walks)], names, dict.fromkeys(walk.at_backward), early, setting
         )
         for i, walk in enumerate(walks)
@@ -224,110 +229,6 @@ def _joined(parts: Sequence[StagePlan]) -> StagePlan:
     )
 
 
-@dataclass
-class _Part:
-    """One micro-batch through one part: seconds by purpose."""
-
-    forward: dict[str, float]
-    backward: dict[str, float]
-
-
-def _part(
-    index: int, parts: Sequence[StagePlan], priced: Mapping[str, BlockCost], setting: Setting
-) -> _Part:
-    part = parts[index]
-    output = priced[part.blocks[-1]].boundary_bytes if index + 1 < len(parts) else 0
-    received = priced[parts[index - 1].blocks[-1]].boundary_bytes if index else 0
-    forward = _forward(part, priced, setting)
-    backward = _backward(part, priced, setting)
-    forward["pp_comm"] += send_seconds(output, setting)
-    backward["pp_comm"] += send_seconds(received, setting)
-    return _Part(forward, backward)
-
-
-@dataclass
-class _Walk:
-    """One stage's schedule, walked: seconds by purpose over all micro-batches.
-
-    `forward`, `backward`: seconds of one micro-batch through each chunk. `in_flight`: the most that
-    are alive, over all chunks; `at_backward`: what is alive when each backward starts.
-    """
-
-    spent: dict[str, float]
-    forward: list[float]
-    backward: list[float]
-    in_flight: int
-    at_backward: list[ChunkPhase]
-
-
-def _walk(index: int, order: Sequence[Action], chunks: Sequence[_Part]) -> _Walk:
-    """Book every action of the stage's schedule; keep count of what is alive."""
-    spent = dict.fromkeys(chunks[0].forward, 0.0)
-    live, before, busiest = [0] * len(chunks), [False] * len(chunks), 0
-    at_backward = []
-    for action in order:
-        part = chunks[action.chunk]
-        for purpose, seconds in (part.forward if action.kind == "F" else part.backward).items():
-            spent[purpose] += seconds
-        if action.kind == "F":
-            live[action.chunk] += 1
-            busiest = max(busiest, sum(live))
-        else:
-            at_backward.append(ChunkPhase(action.chunk, tuple(live), tuple(before)))
-            live[action.chunk] -= 1
-            before[action.chunk] = True
-    if any(live):
-        raise PassError(
-            f"stage {index} ends its schedule with {sum(live)} micro-batches alive",
-            next_step="every forward needs its backward",
-        )
-    forward = [sum(p.forward.values()) for p in chunks]
-    backward = [sum(p.backward.values()) for p in chunks]
-    return _Walk(spent, forward, backward, busiest, at_backward)
-
-
-def _forward(
-    stage: StagePlan, priced: Mapping[str, BlockCost], setting: Setting
-) -> dict[str, float]:
-    """Seconds of one forward, by purpose."""
-    spent = dict.fromkeys(PURPOSES, 0.0)
-    for position, name in enumerate(stage.blocks):
-        block = priced[name]
-        spent["compute"] += block.forward_compute + setting.practice.block_seconds
-        spent["tp_comm"] += block.forward_comm - block.forward_cp - block.forward_ep
-        spent["ep_comm"] += block.forward_ep
-        spent["cp_comm"] += block.forward_cp
-        if setting.zero == 3:
-            gather, _ = dp_collectives(block, setting)
-            hidden = block.forward if position else 0.0
-            spent["dp_comm"] += exposed_gather(gather, hidden, setting)
-    return spent
-
-
-def _backward(
-    stage: StagePlan, priced: Mapping[str, BlockCost], setting: Setting
-) -> dict[str, float]:
-    """Seconds of one backward, by purpose."""
-    ways = stage.recomputed
-    spent = dict.fromkeys(PURPOSES, 0.0)
-    for name in reversed(stage.blocks):
-        block = priced[name]
-        available = block.backward
-        if name in ways:
-            again = block.option(ways[name])
-            spent["recompute"] += again.seconds
-            available += again.seconds
-        spent["compute"] += block.backward_compute
-        spent["tp_comm"] += block.backward_comm - block.backward_cp - block.backward_ep
-        spent["ep_comm"] += block.backward_ep
-        spent["cp_comm"] += block.backward_cp
-        if setting.zero >= 2:
-            gather, scatter = dp_collectives(block, setting)
-            needed = scatter + (gather if setting.zero == 3 else 0.0)
-            spent["dp_comm"] += exposed_gradients(needed, available, setting)
-    return spent
-
-
 def _end(
     stage: StagePlan,
     stages: Sequence[StagePlan],
@@ -340,9 +241,10 @@ def _end(
     for position, name in enumerate(stage.blocks):
         block = priced[name]
         gather, reduce = dp_collectives(block, setting)
+        last = block.backward_weights if setting.divided else block.backward
         if setting.zero <= 1:
-            hidden = block.backward if position else 0.0
-            spent["dp_comm"] += exposed_gradients(reduce, hidden, setting)
+            spent["dp_comm"] += exposed_gradients(reduce, last if position else 0.0, setting)
+        spent["dp_comm"] += exposed_copies(block, setting, last if position else None)
         if setting.zero in (1, 2):
             hidden = block.forward if position else 0.0
             spent["dp_comm"] += exposed_gather(gather, hidden, setting)
@@ -357,7 +259,7 @@ def _end(
 
 
 def _whole(
-    walks: Sequence[_Walk],
+    walks: Sequence[Walk],
     ends: Sequence[dict[str, float]],
     memory: tuple[StageMemory, ...],
     setting: Setting,
@@ -373,11 +275,11 @@ def _whole(
     parts = range(setting.chunks)
     forward = tuple(w.forward[c] for c in parts for w in walks)
     backward = tuple(w.backward[c] for c in parts for w in walks)
+    weights = tuple(w.weights[c] for c in parts for w in walks) if setting.divided else ()
     bubble = sum(b / m for i, b in enumerate(busy) if i != slowest)
     if setting.chunks > 1:
-        bubble = (
-            step_seconds(forward, backward, m, setting.schedule, setting.chunks) - busy[slowest]
-        )
+        schedule = setting.schedule, setting.chunks
+        bubble = step_seconds(forward, backward, m, *schedule, weights) - busy[slowest]
     breakdown = {**walks[slowest].spent, "bubble": bubble, "optimizer": 0.0}
     for purpose, seconds in ends[longest].items():
         breakdown[purpose] += seconds
@@ -394,4 +296,5 @@ def _whole(
         microbatches=m,
         schedule=setting.schedule,
         chunks=setting.chunks,
+        part_weights=weights,
     )

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, log, sqrt
 from statistics import mean
+from typing import NamedTuple
 
 from autopar.cluster import Cluster, Device
 from autopar.cost.collective import collective_time
@@ -88,18 +89,34 @@ def experts_time(op: OpCall, device: Device) -> ExpertsTime:
     return ExpertsTime(forward, backward, min(weights, backward), moved)
 
 
-def exchange_seconds(
-    op: OpCall, stride: int, cluster: Cluster, parts: int = 1
-) -> tuple[float, float]:
-    """Seconds of the all-to-alls of a call whose tokens are spread over ranks, forward and
-    backward; zero for others. Forward: counts, rows and their weights there, rows back.
+class ExchangeTime(NamedTuple):
+    """Seconds of the all-to-alls of a call: on the way to the experts and back, and in the backward
+    of what was sent there and back."""
+
+    there: float = 0.0
+    back: float = 0.0
+    gradient_there: float = 0.0
+    gradient_back: float = 0.0
+
+    @property
+    def forward(self) -> float:
+        return self.there + self.back
+
+    @property
+    def backward(self) -> float:
+        return self.gradient_there + self.gradient_back
+
+
+def exchange_seconds(op: OpCall, stride: int, cluster: Cluster, parts: int = 1) -> ExchangeTime:
+    """Seconds of the all-to-alls of a call whose tokens are spread over ranks; zero for others.
+    There: counts, rows and their weights; back: rows.
 
     `parts`: of so many neighbours that have the same tokens each sends a part of the rows; they
     gather what comes, and before rows go back they sum them up and keep a part each.
     """
     ranks = _spread(op)
     if ranks <= 1:
-        return 0.0, 0.0
+        return ExchangeTime()
     sizes = _Sizes.of(op, cluster.device)
     row = sizes.hidden * sizes.up.dtype.itemsize
 
@@ -114,8 +131,9 @@ def exchange_seconds(
     weight = _operand(op, "weights")
     there, weights = seconds(rows * row), seconds(rows * weight.dtype.itemsize)
     counts = seconds(8.0 * ranks * int(op.named("experts")))
-    forward = counts + 2 * there + weights
-    return forward, 2 * there + weights if any(t.requires_grad for t in op.types) else 0.0
+    if not any(t.requires_grad for t in op.types):
+        return ExchangeTime(counts + there + weights, there)
+    return ExchangeTime(counts + there + weights, there, there + weights, there)
 
 
 def _spread(op: OpCall) -> int:

@@ -36,7 +36,8 @@ class Optimizer:
 
     `all_at_once`: copies of all parameters that a step allocates (torch's foreach kernels);
     `one_by_one`: copies of one parameter, where a step goes through them in turn. `passes`: how
-    often a step reads or writes parameter and gradient, states aside.
+    often a step reads or writes parameter and gradient, states aside. `shrinks`: a smaller part of
+    a parameter never has a larger state.
     """
 
     copies: int = 0
@@ -45,6 +46,7 @@ class Optimizer:
     all_at_once: int = 0
     one_by_one: int = 0
     passes: int = 3
+    shrinks: bool = True
 
 
 def factored_bytes(shape: Shape, each: int) -> int:
@@ -81,6 +83,7 @@ OPTIMIZERS = {
         state=quantized_bytes,
         least=lambda elements, each: 2 * elements,
         one_by_one=6,
+        shrinks=False,
     ),
 }
 

@@ -3,6 +3,10 @@
 Interleaved 1F1B (Narayanan et al., SC21) gives every stage `chunks` parts of the model: chunk c of
 stage i is part c * stages + i of the whole chain. Micro-batches pass through in rounds
 (`autopar.interleaving`), one chunk after the other.
+
+Zero-bubble (ZB1P of Qi et al., arXiv 2401.10241, on interleaved chunks) divides a backward: `I`
+makes the gradients that the part before waits for, `W` those of the weights, and fills with it what
+would be bubble.
 """
 
 from __future__ import annotations
@@ -18,13 +22,15 @@ from numpy.typing import NDArray
 from autopar.errors import UsageError
 from autopar.interleaving import round_size
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+# The kinds of actions; the second one is a whole backward or its first half.
+KINDS = ("F", "B", "W")
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing a stage does: `F` or `B` of one micro-batch through one of its chunks (all counted
-    from 0)."""
+    """One thing a stage does: `F`, `B`, or the halves `I` and `W` of a backward, of one micro-batch
+    through one of its chunks (all counted from 0)."""
 
     kind: str
     microbatch: int
@@ -51,7 +57,8 @@ def actions(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> l
 
     A single stage takes one micro-batch after the other. GPipe runs all forwards, then all
     backwards. 1F1B warms up with as many forwards as there are stages from this one on, then
-    alternates a backward and a forward, then drains. `interleaved` does the same with chunks.
+    alternates a backward and a forward, then drains. `interleaved` does the same with chunks, and
+    `zero-bubble` with divided backwards.
     Raises `UsageError` for an unknown schedule, or chunks where the schedule has none.
     """
     if schedule not in SCHEDULES:
@@ -60,9 +67,12 @@ def actions(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> l
         )
     if schedule == "interleaved":
         return _interleaved(stages, microbatches, chunks)
+    if schedule == "zero-bubble":
+        return _zero_bubble(stages, microbatches, chunks)
     if chunks != 1:
         raise UsageError(
-            f"{chunks} chunks per stage with {schedule}", next_step="use schedule=interleaved"
+            f"{chunks} chunks per stage with {schedule}",
+            next_step="use schedule=interleaved or zero-bubble",
         )
     result = []
     forwards = [Action("F", i) for i in range(microbatches)]
@@ -88,11 +98,7 @@ def _alternate(
 
 def _interleaved(stages: int, microbatches: int, chunks: int) -> list[list[Action]]:
     """Stages warm up until the first micro-batch comes back from the last chunk of the last one."""
-    if stages == 1 or chunks < 2:
-        raise UsageError(
-            f"interleaved with {chunks} chunks on {stages} stages",
-            next_step="give at least 2 stages and 2 chunks, or use 1f1b",
-        )
+    _check_looped("interleaved", stages, chunks)
     size = round_size(stages, microbatches)
     units = list(_in_rounds(size, microbatches, chunks))
     forwards = [Action("F", i, c) for i, c in units]
@@ -101,6 +107,62 @@ def _interleaved(stages: int, microbatches: int, chunks: int) -> list[list[Actio
         _alternate(forwards, backwards, min(len(units), _warmup(stage, stages, size, chunks)))
         for stage in range(stages)
     ]
+
+
+def _check_looped(schedule: str, stages: int, chunks: int) -> None:
+    if stages == 1 or chunks < 2:
+        raise UsageError(
+            f"{schedule} with {chunks} chunks on {stages} stages",
+            next_step="give at least 2 stages and 2 chunks, or use 1f1b",
+        )
+
+
+def _zero_bubble(stages: int, microbatches: int, chunks: int) -> list[list[Action]]:
+    """As `interleaved`, but a stage warms up with one forward only for each stage behind it, and
+    stage r keeps back the second halves of r backwards, which it has left at the end."""
+    _check_looped("zero-bubble", stages, chunks)
+    size = round_size(stages, microbatches)
+    units = list(_in_rounds(size, microbatches, chunks))
+    forwards = [Action("F", i, c) for i, c in units]
+    first = [Action("I", i, chunks - 1 - c) for i, c in units]
+    second = [Action("W", i, chunks - 1 - c) for i, c in units]
+    result = []
+    for stage in range(stages):
+        warmup = min(len(units), _divided_warmup(stage, stages, size, chunks))
+        order, ready = [], iter(second)
+        begun = 0
+        for action in _alternate(forwards, first, warmup):
+            order.append(action)
+            begun += action.kind == "I"
+            if action.kind == "I" and begun > stage:
+                order.append(next(ready))
+        result.append([*order, *ready])
+    return result
+
+
+def zero_bubble_order(
+    stage: int, stages: int, microbatches: int, chunks: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The same order as `actions("zero-bubble", ...)[stage]`: of each action its chunk, its
+    micro-batch, and its kind, by its number (of `KINDS`)."""
+    size = round_size(stages, microbatches)
+    rounds = [np.arange(microbatches)[i : i + size] for i in range(0, microbatches, size)]
+    chunk = np.concatenate([np.repeat(np.arange(chunks), len(some)) for some in rounds])
+    microbatch = np.concatenate([np.tile(some, chunks) for some in rounds])
+    units, number = len(chunk), np.arange(len(chunk))
+    ahead = min(units, _divided_warmup(stage, stages, size, chunks))
+    # Turn n of the steady state: a first half, the second half of a turn before, and a forward.
+    turn = np.concatenate([number - ahead, number, number + stage])
+    kind = np.repeat(np.arange(3), units)
+    within = np.array([2, 0, 1])[kind]
+    order = np.lexsort((within, turn))
+    taken = np.concatenate([chunk, chunks - 1 - chunk, chunks - 1 - chunk])
+    return taken[order], np.tile(microbatch, 3)[order], kind[order]
+
+
+def _divided_warmup(stage: int, stages: int, size: int, chunks: int) -> int:
+    """Forwards of a stage before its first `I`."""
+    return (stages - stage - 1) + (chunks - 1) * size + 1
 
 
 def interleaved_order(
@@ -141,17 +203,18 @@ def in_flight(order: Sequence[Action]) -> int:
     for action in order:
         live += 1 if action.kind == "F" else 0
         most = max(most, live)
-        live -= 1 if action.kind == "B" else 0
+        live -= 1 if action.kind in "BW" else 0
     return most
 
 
 class _Step(NamedTuple):
     """An action with its place: what it waits for are the steps `after` (-1: nothing) and the one
-    before it on the same stage; `boundary`: the border of parts that its input crosses, or -1."""
+    before it on the same stage; `kind`: its number (of `KINDS`); `boundary`: the border of parts
+    that its input crosses, or -1."""
 
     stage: int
     part: int
-    forward: bool
+    kind: int
     after: int
     boundary: int
     action: Action
@@ -180,7 +243,8 @@ def _order(schedule: str, stages: int, microbatches: int, chunks: int) -> tuple[
                     break
                 after = -1 if key is None else number[key]
                 number[part, action.kind, action.microbatch] = len(steps)
-                steps.append(_Step(stage, part, action.kind == "F", after, boundary, action))
+                kind = {"F": 0, "B": 1, "I": 1, "W": 2}[action.kind]
+                steps.append(_Step(stage, part, kind, after, boundary, action))
                 position[stage] += 1
                 moved = True
     if len(steps) < sum(map(len, orders)):
@@ -202,7 +266,9 @@ def _input_of(part: int, action: Action, parts: int) -> tuple[tuple[int, str, in
     i = action.microbatch
     if action.kind == "F":
         return ((part - 1, "F", i), part - 1) if part else (None, -1)
-    return ((part + 1, "B", i), part) if part < parts - 1 else ((part, "F", i), -1)
+    if action.kind == "W":
+        return (part, "I", i), -1
+    return ((part + 1, action.kind, i), part) if part < parts - 1 else ((part, "F", i), -1)
 
 
 def finish_times(
@@ -212,6 +278,7 @@ def finish_times(
     schedule: str,
     send: float | Sequence[float] = 0.0,
     chunks: int = 1,
+    weights: Sequence[float] = (),
 ) -> tuple[tuple[_Step, ...], list[float]]:
     """When each action ends, in seconds from the start of the step; see `simulate`."""
     parts = len(forward)
@@ -219,13 +286,24 @@ def finish_times(
     delay.append(0.0)  # at -1: no border is crossed
     stages = parts // chunks
     steps = _order(schedule, stages, microbatches, chunks)
+    seconds = _seconds_of_kinds(forward, backward, schedule, weights)
     clock, ends = [0.0] * stages, [0.0] * len(steps)
-    for number, (stage, part, ahead, after, boundary, _) in enumerate(steps):
+    for number, (stage, part, kind, after, boundary, _) in enumerate(steps):
         start = clock[stage]
         if after >= 0:
             start = max(start, ends[after] + delay[boundary])
-        ends[number] = clock[stage] = start + (forward if ahead else backward)[part]
+        ends[number] = clock[stage] = start + seconds[kind][part]
     return steps, ends
+
+
+def _seconds_of_kinds(
+    forward: Sequence[float], backward: Sequence[float], schedule: str, weights: Sequence[float]
+) -> tuple[Sequence[float], ...]:
+    """Seconds of every part, by the number of a kind."""
+    if schedule != "zero-bubble":
+        return forward, backward
+    later = weights or [0.0] * len(backward)
+    return forward, [b - w for b, w in zip(backward, later, strict=True)], later
 
 
 def simulate(
@@ -235,18 +313,21 @@ def simulate(
     schedule: str,
     send: float | Sequence[float] = 0.0,
     chunks: int = 1,
+    weights: Sequence[float] = (),
 ) -> list[Event]:
     """Run the schedule: seconds of one micro-batch per part of the chain (a stage, or each of its
-    `chunks`), `send` seconds across each boundary between parts.
+    `chunks`), `send` seconds across each boundary between parts. `weights`: of the `backward`, what
+    a divided one does for the weights.
 
     A forward waits for the part before it, a backward for the part after it, and both for the
     stage itself. Events come back in the order of their start.
     """
-    steps, ends = finish_times(forward, backward, microbatches, schedule, send, chunks)
+    steps, ends = finish_times(forward, backward, microbatches, schedule, send, chunks, weights)
+    by_kind = _seconds_of_kinds(forward, backward, schedule, weights)
     events = []
     for step, end in zip(steps, ends, strict=True):
         action = step.action
-        seconds = (forward if action.kind == "F" else backward)[step.part]
+        seconds = by_kind[step.kind][step.part]
         events.append(
             Event(step.stage, action.kind, action.microbatch, end - seconds, end, action.chunk)
         )
@@ -259,9 +340,12 @@ def step_seconds(
     microbatches: int,
     schedule: str,
     chunks: int = 1,
+    weights: Sequence[float] = (),
 ) -> float:
     """Seconds from the first start to the last end of `simulate`, without listing the events."""
-    _, ends = finish_times(forward, backward, microbatches, schedule, chunks=chunks)
+    _, ends = finish_times(
+        forward, backward, microbatches, schedule, chunks=chunks, weights=weights
+    )
     return max(ends, default=0.0)
 
 

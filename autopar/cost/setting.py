@@ -110,13 +110,18 @@ class Setting:
         return EVALUATED_PRECISION[self.precision]
 
     @property
+    def divided(self) -> bool:
+        """Whether backwards are divided into those of values and those of weights."""
+        return self.schedule == "zero-bubble"
+
+    @property
     def update(self) -> Optimizer:
         return OPTIMIZERS[self.optimizer]
 
     @property
     def shards(self) -> int:
         """Over how many ranks optimizer state is split (1: every rank holds all of it)."""
-        return self.mesh.replicas if self.zero >= 1 else 1
+        return self.mesh.dp_shard if self.zero >= 1 else 1
 
     @property
     def fsdp(self) -> bool:

@@ -32,7 +32,13 @@ E_i adds up:
 
 - gradient synchronisation in the last backward: ZeRO-0 all-reduces, ZeRO-1 reduce-scatters, one
   bucket per block: exposed(sync, backward); the last bucket, that of the stage's first block, has
-  nothing left to hide behind. ZeRO-2 and 3 have done it already;
+  nothing left to hide behind. ZeRO-2 and 3 have done it already. Where backwards are divided (zero
+  bubble) it hides behind the gradients of weights alone, exposed(sync, weights);
+- hybrid sharding: gathers and reduce-scatters are those of a group of neighbours; in the last
+  backward every block's shard is then all-reduced over the groups, behind what its backward has
+  left: exposed(all_reduce, max(0, backward - sync)), or where the groups of shards and of copies
+  use no link in common, so that one does not wait for the other, behind max(backward, sync). The
+  stage's first block has nothing left to hide it behind;
 - ZeRO-1 and 2 gather updated parameters once, in the next forward: exposed(gather, forward) per
   block, whole for the first block;
 - the sum over tp of gradients of `R*` parameters; the sum over stages of tied parameters, where the
@@ -47,14 +53,15 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from autopar.block_cost import BlockCost, PartialRecompute
-from autopar.cost.collective import collective_time
+from autopar.cluster import Device, Link
+from autopar.cost.collective import collective_time, group_levels
 from autopar.cost.memory import optimizer_bytes, trainable_shard
 from autopar.cost.setting import Setting
-from autopar.mesh import EXPERT_REPLICA, REPLICA
+from autopar.mesh import EXPERT_REPLICA, REPLICA, REPLICATE, SHARD
 
 DATA = Path(__file__).parent.parent / "data" / "step.toml"
 # What the seconds of a micro-batch go to.
@@ -100,6 +107,7 @@ def block_times(block: BlockCost, setting: Setting) -> BlockTimes:
     dp_kept = dp_recomputed = first = end_dp = end_first = 0.0
     if setting.mesh.replicas > 1:
         forward, backward = block.forward, block.backward
+        last = block.backward_weights if setting.divided else backward
         if setting.zero == 3:
             before = exposed_gather(gather, forward, setting)
             both = gather + reduce
@@ -110,11 +118,14 @@ def block_times(block: BlockCost, setting: Setting) -> BlockTimes:
             dp_kept = exposed_gradients(reduce, backward, setting)
             dp_recomputed = exposed_gradients(reduce, backward + forward, setting)
         else:
-            end_dp += exposed_gradients(reduce, backward, setting)
-            end_first += reduce - exposed_gradients(reduce, backward, setting)
+            end_dp += exposed_gradients(reduce, last, setting)
+            end_first += reduce - exposed_gradients(reduce, last, setting)
         if setting.zero in (1, 2):
             end_dp += exposed_gather(gather, forward, setting)
             end_first += gather - exposed_gather(gather, forward, setting)
+        if copies := copies_seconds(block, setting):
+            seen = _behind_others(copies, last, (gather, reduce), setting)
+            end_dp, end_first = end_dp + seen, end_first + copies - seen
     return BlockTimes(
         compute=block.forward_compute + block.backward_compute + setting.practice.block_seconds,
         tp_comm=block.forward_comm + block.backward_comm,
@@ -151,7 +162,12 @@ def usual_slowdown() -> float:
 
 def exposed(needed: float, hiding: float, setting: Setting) -> float:
     """Seconds that communication of `needed` seconds adds to `hiding` seconds of compute."""
-    slowdown = setting.cluster.device.overlap_slowdown or usual_slowdown()
+    return exposed_on(needed, hiding, setting.cluster.device)
+
+
+def exposed_on(needed: float, hiding: float, device: Device) -> float:
+    """`exposed` on a device."""
+    slowdown = device.overlap_slowdown or usual_slowdown()
     return max(0.0, needed - hiding) + slowdown * min(needed, hiding)
 
 
@@ -165,9 +181,51 @@ def exposed_gradients(needed: float, hiding: float, setting: Setting) -> float:
     return exposed(needed, hiding, setting) if setting.practice.overlap_gradients else needed
 
 
+def exposed_copies(block: BlockCost, setting: Setting, backward: float | None) -> float:
+    """Seconds that the all-reduce over copies (`copies_seconds`) adds to a block's last `backward`;
+    None: there is nothing left to hide it behind."""
+    needed = copies_seconds(block, setting)
+    if needed == 0.0 or backward is None:
+        return needed
+    return _behind_others(needed, backward, dp_collectives(block, setting), setting)
+
+
+def _behind_others(
+    needed: float, backward: float, collectives: tuple[float, float], setting: Setting
+) -> float:
+    """What stays exposed of `needed` seconds where `collectives` of the block are overlapped too:
+    its reduction, and with ZeRO-3 its gather."""
+    gather, reduce = collectives
+    before = reduce + (gather if setting.zero == 3 else 0.0)
+    mesh = setting.mesh
+    apart = _apart(setting.cluster.links, mesh.tp, mesh.dp_shard, mesh.dp_replicate)
+    free = max(backward, before) if apart else max(0.0, backward - before)
+    return exposed_gradients(needed, free, setting)
+
+
+@lru_cache(maxsize=4096)
+def _apart(links: tuple[Link, ...], stride: int, shard: int, replicate: int) -> bool:
+    """Whether shards are summed over the groups of hybrid sharding on links that collectives inside
+    the groups leave alone. `stride`: between neighbours of a group."""
+    inside = {level.link for level in group_levels(links, shard, stride)}
+    across = {level.link for level in group_levels(links, replicate, stride * shard)}
+    return inside.isdisjoint(across)
+
+
+def copies_seconds(block: BlockCost, setting: Setting) -> float:
+    """Seconds to all-reduce a block's shard of gradients over the groups of hybrid sharding."""
+    mesh = setting.mesh
+    if mesh.dp_replicate == 1 or setting.zero == 0:
+        return 0.0
+    nbytes = setting.shard(block.trainable) * setting.bytes.reduce
+    ranks, stride = mesh.dp_replicate, mesh.stride(REPLICATE)
+    return collective_time("all_reduce", nbytes, ranks, stride, setting.cluster)
+
+
 def dp_collectives(block: BlockCost, setting: Setting) -> tuple[float, float]:
-    """Seconds to gather a block's parameters, and to all-reduce (ZeRO-0) or scatter gradients:
-    those of experts that ep splits after the others, over the ranks that hold the same ones."""
+    """Seconds to gather a block's parameters, and to all-reduce (ZeRO-0) or scatter gradients, over
+    the ranks that ZeRO shards over; those of experts that ep splits after the others, over the
+    ranks that hold the same ones."""
     mesh, size, experts = setting.mesh, setting.bytes, block.experts
     whole = setting.zero == 0 or setting.practice.reduce_whole
     reduce = "all_reduce" if whole else "reduce_scatter"
@@ -179,7 +237,8 @@ def dp_collectives(block: BlockCost, setting: Setting) -> tuple[float, float]:
         return collective_time(kind, nbytes, ranks, mesh.stride(axis), setting.cluster)
 
     def both(kind: str, elements: int, of_experts: int, each: int) -> float:
-        rest = seconds(kind, (elements - of_experts) * each, REPLICA)
+        over = REPLICA if setting.zero == 0 else SHARD
+        rest = seconds(kind, (elements - of_experts) * each, over)
         return rest + seconds(kind, of_experts * each, EXPERT_REPLICA)
 
     return (

@@ -14,7 +14,12 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost.pipeline import actions, interleaved_order, waits_for_itself
+from autopar.cost.pipeline import (
+    actions,
+    interleaved_order,
+    waits_for_itself,
+    zero_bubble_order,
+)
 
 # Numbers kept at a time when many candidates are simulated together.
 LARGEST_TABLE = 4_000_000
@@ -25,9 +30,9 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class Wavefronts:
     """Actions in the order of their wavefronts, `edges[i]` to `edges[i + 1]` of them in the i-th.
-    Of each: its `stage`, the row of its seconds among those of forwards and then backwards of all
-    parts (`price`), its own number, and that of its input (`after`; the number behind the last one:
-    there is none)."""
+    Of each: its `stage`, the row of its seconds among those of forwards, then backwards (or their
+    first halves), then second halves of all parts (`price`), its own number, and that of its input
+    (`after`; the number behind the last one: there is none)."""
 
     edges: tuple[int, ...]
     stage: Ints
@@ -44,15 +49,16 @@ class Wavefronts:
 @lru_cache(maxsize=64)
 def wavefronts(schedule: str, stages: int, microbatches: int, chunks: int) -> Wavefronts:
     """Those of a schedule; raises `UsageError` when some action waits for what never comes."""
-    chunk, microbatch, forward = _orders(schedule, stages, microbatches, chunks)
+    chunk, microbatch, kind = _orders(schedule, stages, microbatches, chunks)
     parts, length = stages * chunks, chunk.shape[1]
     every = np.arange(stages)
     part = chunk * stages + every[:, None]
-    price = np.where(forward, part, parts + part)
-    # Forwards come from the part before, backwards from the one behind, or turn at the last one.
-    source = np.where(forward, part - 1, parts + part + 1)
-    source = np.where(~forward & (part == parts - 1), part, source)
-    none = 2 * parts * microbatches
+    price = kind * parts + part
+    # Forwards come from the part before, backwards from the one behind, or turn at the last one;
+    # second halves come from their first ones.
+    source = np.choose(kind, [part - 1, parts + part + 1, parts + part])
+    source = np.where((kind == 1) & (part == parts - 1), part, source)
+    none = stages * length
     number = price * microbatches + microbatch
     after = np.where(source < 0, none, source * microbatches + microbatch)
     done = np.zeros(none + 1, bool)
@@ -76,42 +82,56 @@ def wavefronts(schedule: str, stages: int, microbatches: int, chunks: int) -> Wa
     )
 
 
-def _orders(
-    schedule: str, stages: int, microbatches: int, chunks: int
-) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """[stages, actions]: chunk and micro-batch of each, and whether it is a forward."""
-    if schedule == "interleaved":
-        found = [interleaved_order(i, stages, microbatches, chunks) for i in range(stages)]
+def _orders(schedule: str, stages: int, microbatches: int, chunks: int) -> tuple[Ints, Ints, Ints]:
+    """[stages, actions]: chunk and micro-batch of each, and the number of its kind."""
+    if schedule == "zero-bubble":
+        found = [zero_bubble_order(i, stages, microbatches, chunks) for i in range(stages)]
+    elif schedule == "interleaved":
+        some = [interleaved_order(i, stages, microbatches, chunks) for i in range(stages)]
+        found = [(c, i, np.where(forward, 0, 1)) for c, i, forward in some]
     else:
         found = [
             (
                 np.array([a.chunk for a in order]),
                 np.array([a.microbatch for a in order]),
-                np.array([a.kind == "F" for a in order]),
+                np.array([0 if a.kind == "F" else 1 for a in order]),
             )
             for order in actions(schedule, stages, microbatches, chunks)
         ]
-    chunk, microbatch, forward = zip(*found, strict=True)
-    return np.stack(chunk), np.stack(microbatch), np.stack(forward)
+    chunk, microbatch, kind = zip(*found, strict=True)
+    return np.stack(chunk), np.stack(microbatch), np.stack(kind)
 
 
 def seconds_of_many(
-    forward: Floats, backward: Floats, microbatches: int, schedule: str, chunks: int = 1
+    forward: Floats,
+    backward: Floats,
+    microbatches: int,
+    schedule: str,
+    chunks: int = 1,
+    weights: Floats | None = None,
 ) -> Floats:
-    """`pipeline.step_seconds` of many candidates; `forward`, `backward`: [parts, candidates]."""
-    parts, many = forward.shape
-    numbers = 2 * parts * microbatches
+    """`pipeline.step_seconds` of many candidates; all tables are [parts, candidates]."""
+    if weights is None:
+        return _seconds(np.concatenate([forward, backward]), microbatches, schedule, chunks)
+    seconds = np.concatenate([forward, backward - weights, weights])
+    return _seconds(seconds, microbatches, schedule, chunks)
+
+
+def _seconds(seconds: Floats, microbatches: int, schedule: str, chunks: int) -> Floats:
+    """`seconds`: [kinds x parts, candidates]."""
+    kinds = 3 if schedule == "zero-bubble" else 2
+    rows, many = seconds.shape
+    numbers, stages = rows * microbatches, rows // kinds // chunks
     if numbers * many > LARGEST_TABLE and many > 1:
         half = many // 2
         left, right = (
-            seconds_of_many(forward[:, some], backward[:, some], microbatches, schedule, chunks)
+            _seconds(seconds[:, some], microbatches, schedule, chunks)
             for some in (slice(None, half), slice(half, None))
         )
         return np.concatenate([left, right])
-    seconds = np.concatenate([forward, backward])
     ends = np.zeros((numbers + 1, many))
-    clock = np.zeros((parts // chunks, many))
-    for stage, price, number, after in wavefronts(schedule, parts // chunks, microbatches, chunks):
+    clock = np.zeros((stages, many))
+    for stage, price, number, after in wavefronts(schedule, stages, microbatches, chunks):
         now = np.maximum(clock[stage], ends[after]) + seconds[price]
         ends[number] = clock[stage] = now
     return np.asarray(clock.max(axis=0))

@@ -14,6 +14,7 @@ A bound that holds for every assignment comes with each answer; where both are e
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from autopar.experts.assignment_model import improved_by_solver
 from autopar.experts.assignment_search import by_search
 from autopar.experts.co_activation import checked_pairs, kept_on_nodes, on_one_node
 from autopar.experts.load import checked_load, read_layers
-from autopar.experts.ranks_load import Holders, Request, rows_of_ranks
+from autopar.experts.ranks_load import Holders, Request, rows_of_ranks, spare_slots
 
 # Where the busiest rank is this close to the bound, no solver is asked.
 CLOSE = 1e-3
@@ -47,6 +48,11 @@ class LayerAssignment:
     on_node: float | None = None
 
     @property
+    def most(self) -> int:
+        """Experts, copies among them, on the rank that holds most."""
+        return max(Counter(rank for ranks in self.holders for rank in ranks).values())
+
+    @property
     def optimal(self) -> bool:
         return self.busiest <= self.bound * (1 + 1e-9)
 
@@ -62,6 +68,15 @@ class Assignment:
 
     ranks: int
     layers: Mapping[str, LayerAssignment]
+
+    @property
+    def spare_experts(self) -> int:
+        """What the plan of a program has to have that executes it (`rebalance`): slots of each rank
+        beyond an even part of the experts."""
+        return max(
+            spare_slots(layer.most, len(layer.holders), self.ranks)
+            for layer in self.layers.values()
+        )
 
     @property
     def status(self) -> str:
@@ -84,7 +99,7 @@ class Assignment:
             }
             for name, layer in self.layers.items()
         }
-        return {"ranks": self.ranks, "layers": layers}
+        return {"ranks": self.ranks, "spare_experts": self.spare_experts, "layers": layers}
 
     @staticmethod
     def from_dict(found: Mapping[str, Any]) -> Assignment:
@@ -128,7 +143,8 @@ def assign_experts(
     `load`: rows per expert by layer, as `expert_load()` of a program gives them, or a JSON file of
     it. `experts`: how many the model's layers have, if the load may be of another. `most`: experts
     that fit on a rank; ranks then need not hold equally many. `replicas`: copies of hot experts
-    beyond one each, per layer; a copy takes the memory of an expert. `together[layer]` [e, e]: how
+    beyond one each, per layer; a copy takes the memory of an expert, and a program holds it under a
+    plan with `spare_experts` (of the assignment says how many). `together[layer]` [e, e]: how
     often two experts are chosen by one token; those often together are kept on one of `nodes`
     (neighbouring ranks) where that costs no rows. `time_limit`: seconds for the solver on all
     layers.

@@ -111,8 +111,8 @@ def _hot(name: str, layer: LayerLoad, hot: float) -> Finding | None:
     advice = ["raise the weight of the auxiliary loss, or turn on the router's bias or noise"]
     if layer.ranks > 1:
         advice.append(
-            f"copies of {_few(above)} on several ranks (autopar.assign_experts plans them with "
-            "replicas=; a program runs one of each)"
+            f"copies of {_few(above)} on several ranks (replicas= of autopar.assign_experts, under "
+            "a plan with spare_experts=)"
         )
     advice.append(
         "a capacity factor (autopar.limit_experts): it bounds the time, and drops rows beyond it"
@@ -145,7 +145,8 @@ def _rank(name: str, layer: LayerLoad) -> Finding | None:
         )
     else:
         advice = (
-            "its busiest expert alone is that much: copies of it, or a split over fewer ranks",
+            "its busiest expert alone is that much: copies of it (replicas= of "
+            "autopar.assign_experts), or a split over fewer ranks",
         )
     return Finding("hot-rank", name, what, advice)
 

@@ -2,108 +2,126 @@
 
     hidden[t/n, h] -> rows by expert -> all_to_all -> experts here -> all_to_all -> [t/n, h]
 
-Ranks first tell each other how many rows each expert gets, which is the one time that the host
-waits for the device. The weights of the rows travel along, so that nothing of what the experts make
-is kept for the backward, which goes the same way back.
+in four steps, so that other work can run while something travels:
+
+    announce   sorts rows by expert; ranks begin to tell each other how many rows each expert gets
+    dispatch   learns that, which is the one time that the host waits for the device; rows leave
+    process    rows arrive, experts compute, what they made leaves
+    collect    it arrives, and each token's rows are summed
+
+The backward goes the same way back: where a step sends, its gradient is waited for, and the other
+way round, so what autograd runs between the backwards of two steps runs while gradients travel. The
+weights of the rows travel along, so that nothing of what the experts make is kept for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
-from autopar.experts.assumed_rows import assumed_rows
-from autopar.experts.grouped_matmul import has_values
+from autopar.experts.journey import Journey
 from autopar.experts.operands import Operands
 
 Tensor = torch.Tensor
 # Tokens and choices of each.
 Sizes = tuple[int, int]
 Move = Callable[[Tensor, Tensor, Sizes], Tensor]
+ROWS, WEIGHTS, MADE = "rows", "weights", "made"
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """`order[row]`: place in `index`, read row by row, of each row that is sent. `sent` and
-    `received`: rows to and from each rank. `expert[row]`: of this rank's experts, for each received
-    row."""
+class Announced(NamedTuple):
+    """`order[row]`: place in `index`, read row by row, of each row; those that are dropped last."""
 
+    rows: Tensor
+    weights: Tensor
     order: Tensor
-    sent: list[int]
-    received: list[int]
+    journey: Journey
+
+
+class Dispatched(NamedTuple):
+    """Rows on their way to their experts. `expert[row]`: of this rank's experts, for each that
+    comes; `order`: of the rows that were sent."""
+
+    rows: Tensor
+    weights: Tensor
     expert: Tensor
+    order: Tensor
+    journey: Journey
 
 
-def agree_on_rows(index: Tensor, here: int, ranks: int, group: Any, last: int) -> Exchange:
-    """Which rows go where. Without values the exchange is taken to be even.
+class Processed(NamedTuple):
+    """What experts made on its way back."""
 
-    Choices of experts that no rank has, up to `last`, are dropped: they go nowhere. Raises
-    `IndexError` on the CPU for an index above it.
+    rows: Tensor
+    order: Tensor
+    journey: Journey
+
+
+def announce(
+    hidden: Tensor, index: Tensor, weights: Tensor, up: Tensor, experts: int, ranks: int, group: Any
+) -> Announced:
+    """`up`: weights of this rank's experts, which tell how many they are. `experts`: how many an
+    index may name, of which one may be on no rank. `group` may be None for shapes alone.
+
+    Raises `IndexError` on the CPU for an index that no expert has.
     """
-    flat = index.reshape(-1)
-    experts = here * ranks
-    if not has_values(index):
-        rows = flat.shape[0]
-        even = [rows // ranks + (r < rows % ranks) for r in range(ranks)]
-        order = flat.new_empty((rows,), dtype=torch.int64)
-        received = [assumed_rows(count) for count in even]
-        expert = flat.new_empty((sum(received),), dtype=torch.int64)
-        return Exchange(order, even, received, expert)
-    if index.device.type == "cpu" and flat.numel():
-        low, high = int(flat.min()), int(flat.max())
-        if low < 0 or high > last:
-            wrong = low if low < 0 else high
-            raise IndexError(f"expert {wrong} is chosen, there are {experts}")
-    expert, order = torch.sort(flat, stable=True)
-    numbers = torch.arange(experts, device=index.device, dtype=expert.dtype)
-    ends = torch.searchsorted(expert, numbers, right=True)
-    counts = torch.diff(ends, prepend=ends.new_zeros(1))
-    incoming = torch.empty_like(counts)
-    dist.all_to_all_single(incoming, counts, group=group)
-    totals = torch.stack([counts.view(ranks, here), incoming.view(ranks, here)]).sum(-1)
-    sent, received = totals.tolist()
-    mine = torch.arange(here, device=index.device).repeat(ranks)
-    order = order[: sum(sent)]
-    return Exchange(
-        order, sent, received, mine.repeat_interleave(incoming, output_size=sum(received))
-    )
+    sizes = (index.shape[0], index.shape[1])
+    journey = Journey(index.numel(), up.shape[0], ranks, group)
+    order = journey.announce(index, experts - 1)
+    rows = _applied(_Leave, _spread, _join, hidden, order, sizes, journey, ROWS)
+    weights = _applied(_Leave, _pick, _put, weights, order, sizes, journey, WEIGHTS)
+    journey.packed()
+    return Announced(rows, weights, order, journey)
+
+
+def dispatch(announced: Announced) -> Dispatched:
+    rows, weights, order, journey = announced
+    expert = journey.learn(order)
+    rows = _applied(_Depart, rows, journey, ROWS)
+    weights = _applied(_Depart, weights, journey, WEIGHTS)
+    return Dispatched(rows, weights, expert, order[: sum(journey.sent)], journey)
+
+
+def process(
+    dispatched: Dispatched,
+    up: Tensor,
+    down: Tensor,
+    gate: Tensor | None,
+    up_bias: Tensor | None,
+    gate_bias: Tensor | None,
+    down_bias: Tensor | None,
+    transposed: bool,
+    activation: str,
+) -> Processed:
+    """See `autopar.experts.op` for the operands."""
+    rows, weights, expert, order, journey = dispatched
+    rows = _applied(_Arrive, rows, journey, ROWS)
+    weights = _applied(_Arrive, weights, journey, WEIGHTS)
+    held = (up, down, gate, up_bias, gate_bias, down_bias)
+    rest = (up.shape[0], 0, 1, transposed, activation)
+    made = torch.ops.autopar.experts(rows, expert.unsqueeze(1), weights.unsqueeze(1), *held, *rest)
+    return Processed(_applied(_Return, made, journey), order, journey)
+
+
+def collect(processed: Processed, index: Tensor) -> Tensor:
+    rows, order, journey = processed
+    return _applied(_Collect, rows, order, (index.shape[0], index.shape[1]), journey)
 
 
 def exchanged(
     given: Operands, experts: int, transposed: bool, activation: str, ranks: int, group: Any
 ) -> Tensor:
-    """What all experts make of this rank's tokens. `experts`: how many an index may name, of which
-    one may be on no rank. `group` may be None for shapes alone."""
-    here = given.up.shape[0]
-    plan = agree_on_rows(given.chosen, here, ranks, group, experts - 1)
-    sizes = tuple(given.chosen.shape)
-    rows = _applied(_Placed, _spread, _join, given.hidden, plan.order, sizes)
-    weights = given.weights.reshape(-1)[plan.order]
-    there = (plan.sent, plan.received, group)
-    back = (plan.received, plan.sent, group)
-    rows = _applied(_Travel, rows, *there)
-    weights = _applied(_Travel, weights, *there)
-    index, weights = plan.expert.unsqueeze(1), weights.unsqueeze(1)
-    made = torch.ops.autopar.experts(
-        rows, index, weights, *given[3:], here, 0, 1, transposed, activation
-    )
-    made = _applied(_Travel, made, *back)
-    return _applied(_Placed, _join, _spread, made, plan.order, sizes)
+    """What all experts make of this rank's tokens, one step right after the other."""
+    tokens = (given.hidden, given.chosen, given.weights)
+    announced = announce(*tokens, given.up, experts, ranks, group)
+    processed = process(dispatch(announced), *given[3:], transposed, activation)
+    return collect(processed, given.chosen)
 
 
 def _applied(function: Any, *inputs: Any) -> Tensor:
     result: Tensor = function.apply(*inputs)
-    return result
-
-
-def _move(rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
-    result = rows.new_empty((sum(received), *rows.shape[1:]))
-    if group is not None:
-        dist.all_to_all_single(result, rows.contiguous(), received, sent, group=group)
     return result
 
 
@@ -126,33 +144,110 @@ def _join(rows: Tensor, order: Tensor, sizes: Sizes) -> Tensor:
     return sorted_back.view(tokens, choices, rows.shape[1]).sum(1)
 
 
-class _Travel(torch.autograd.Function):
-    """To the ranks of the experts; the gradient comes back."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
-        ctx.back = received, sent, group
-        return _move(rows, sent, received, group)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return _move(grad, *ctx.back), None, None, None
+def _pick(values: Tensor, order: Tensor, sizes: Sizes) -> Tensor:
+    """[t, k] -> [s]"""
+    return values.new_empty(order.shape) if values.is_meta else values.reshape(-1)[order]
 
 
-class _Placed(torch.autograd.Function):
-    """`_spread` or `_join`: each is the gradient of the other."""
+def _put(rows: Tensor, order: Tensor, sizes: Sizes) -> Tensor:
+    """[s] -> [t, k], zero for what was dropped."""
+    values = rows.new_zeros((sizes[0] * sizes[1],))
+    if not rows.is_meta:
+        values[order] = rows
+    return values.view(sizes)
+
+
+class _Leave(torch.autograd.Function):
+    """The rows of tokens; the gradient arrives here, of those rows that were sent."""
 
     @staticmethod
     def forward(
-        ctx: Any, there: Move, back: Move, values: Tensor, order: Tensor, sizes: Sizes
+        ctx: Any,
+        there: Move,
+        back: Move,
+        values: Tensor,
+        order: Tensor,
+        sizes: Sizes,
+        journey: Journey,
+        what: str,
     ) -> Tensor:
         ctx.save_for_backward(order)
-        ctx.back, ctx.sizes = back, sizes
+        ctx.rest = back, sizes, journey, what
         return there(values, order, sizes)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (order,) = ctx.saved_tensors
-        return None, None, ctx.back(grad, order, ctx.sizes), None, None
+        back, sizes, journey, what = ctx.rest
+        sent = sum(journey.sent)
+        rows = journey.arrive(what)[:sent]
+        return None, None, back(rows, order[:sent], sizes), None, None, None, None
+
+
+class _Depart(torch.autograd.Function):
+    """To the ranks of the experts. The gradient is on its way still, and goes on to `_Leave`: what
+    ran between the two forward comes before that."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, journey: Journey, what: str) -> Tensor:
+        ctx.rest = journey, what
+        return journey.depart(what, rows[: sum(journey.sent)], there=True, first=True)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        journey, what = ctx.rest
+        return journey.under_way(what), None, None
+
+
+class _Arrive(torch.autograd.Function):
+    """At the experts; the gradient leaves. Between the two it is the journey that holds what will
+    arrive, as gradients have the shapes of the values."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, journey: Journey, what: str) -> Tensor:
+        ctx.rest = journey, what
+        journey.arrive(what)
+        return rows.view_as(rows)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        journey, what = ctx.rest
+        journey.depart(what, grad, there=False, room=journey.rows)
+        return grad, None, None
+
+
+class _Return(torch.autograd.Function):
+    """Back to the ranks of the tokens; the gradient arrives."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, journey: Journey) -> Tensor:
+        ctx.journey = journey
+        return journey.depart(MADE, rows, there=False)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return ctx.journey.arrive(MADE), None
+
+
+class _Collect(torch.autograd.Function):
+    """The sum of each token's rows; the gradient leaves."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, sizes: Sizes, journey: Journey) -> Tensor:
+        ctx.save_for_backward(order)
+        ctx.rest = sizes, journey
+        journey.arrive(MADE)
+        return _join(rows, order, sizes)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        (order,) = ctx.saved_tensors
+        sizes, journey = ctx.rest
+        rows = _spread(grad, order, sizes)
+        journey.depart(MADE, rows, there=True)
+        return rows, None, None, None

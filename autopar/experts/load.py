@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, log
@@ -16,7 +17,9 @@ from autopar.errors import UsageError
 class LayerLoad:
     """`rows[e]`: rows (a token once for each of its choices) of expert e; `ranks`: over how many
     ranks the experts are split, each with as many as the next. `order`: the experts in the order
-    of the ranks that hold them, where they are not neighbours. `dropped`: rows above the capacity
+    of the ranks that hold them, where they are not neighbours; every rank has as many places in it,
+    some without an expert (-1), and what is in several gets an equal part of its rows in each.
+    `dropped`: rows above the capacity
     of their experts, which are in none of `rows`."""
 
     rows: tuple[float, ...]
@@ -40,9 +43,11 @@ class LayerLoad:
     @property
     def of_ranks(self) -> tuple[float, ...]:
         """Rows of each rank."""
-        count, ranks = len(self.rows), self.ranks
-        rows = [self.rows[e] for e in self.order] if self.order else self.rows
-        bounds = [r * count // ranks for r in range(ranks + 1)]
+        ranks, rows = self.ranks, self.rows
+        if self.order:
+            copies = Counter(self.order)
+            rows = tuple(rows[e] / copies[e] if e >= 0 else 0 for e in self.order)
+        bounds = [r * len(rows) // ranks for r in range(ranks + 1)]
         return tuple(sum(rows[a:b]) for a, b in zip(bounds, bounds[1:], strict=False))
 
     @property

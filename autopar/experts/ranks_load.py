@@ -64,10 +64,11 @@ class Request:
         if most is None and copies % ranks:
             down = [n for n in range(1, ranks) if copies % n == 0]
             more = replicas + ranks - copies % ranks
+            each = -(-copies // ranks)
             raise UsageError(
                 f"{copies} experts of layer {layer!r} do not divide by {ranks} ranks",
                 next_step=f"give {down[-1]} ranks, replicas={more}, or most= "
-                "(experts that fit on a rank)",
+                f"(experts that fit on a rank){_told_slots(each, experts, ranks)}",
             )
         if most is not None and most * ranks < experts:
             raise UsageError(
@@ -78,6 +79,18 @@ class Request:
         slots = copies // ranks if most is None else min(most, experts)
         extra = replicas if most is None else min(replicas, slots * ranks - experts)
         return Request(load, ranks, nodes, extra, slots, most is None)
+
+
+def spare_slots(most: int, experts: int, ranks: int) -> int:
+    """`spare_experts` of a plan in which a rank holds `most` of a layer's experts."""
+    return max(0, most - experts // ranks)
+
+
+def _told_slots(most: int, experts: int, ranks: int) -> str:
+    needed = spare_slots(most, experts, ranks)
+    if not needed or experts % ranks:
+        return ""
+    return f"; {most} on a rank run under a plan with spare_experts={needed}"
 
 
 def rows_of_ranks(request: Request, holders: Sequence[Sequence[int]]) -> list[float]:

@@ -21,6 +21,8 @@ def expert_sentence(plan: Plan) -> str:
         f"Each of {mesh.ep} ep ranks, neighbours among the {mesh.replicas} replicas, holds "
         f"{expert_part(plan)}; rows travel to their experts and back (all-to-all)"
     )
+    if hidden := Facts.of(plan).experts_hidden:
+        text += f", {hidden:.0%} of that time behind shared experts"
     if mesh.expert_replicas == 1:
         return f"{text}. No other rank holds the same experts: their gradients need no sum."
     same = f"{mesh.expert_replicas} ranks hold the same experts and sum their gradients"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autopar.mesh import REPLICATE
 from autopar.plan_document import Plan
 
 MEMORY_TERMS = ("parameters", "gradients", "optimizer", "activations", "buffers")
@@ -40,6 +41,7 @@ class Facts:
     neighbours: tuple[Mapping[str, Any], ...]
     activation_formula: Mapping[str, Any]
     experts: int
+    experts_hidden: float
 
     @staticmethod
     def of(plan: Plan) -> Facts:
@@ -60,6 +62,7 @@ class Facts:
             tuple(p.get("neighbours") or ()),
             p.get("activation_formula") or {},
             int(p.get("experts") or 0),
+            float(p.get("experts_hidden") or 0.0),
         )
 
     @property
@@ -92,4 +95,8 @@ def mesh_text(mesh: Any) -> str:
     """`{"pp": 2, "dp": 4, "tp": 1, "cp": 1}` -> `pp2 dp4 tp1`; text stays text."""
     if not isinstance(mesh, Mapping):
         return str(mesh)
-    return " ".join(f"{k}{v}" for k, v in mesh.items() if k in ("pp", "dp", "tp") or v != 1)
+    axes = {k: v for k, v in mesh.items() if k != REPLICATE}
+    told = [f"{k}{v}" for k, v in axes.items() if k in ("pp", "dp", "tp") or v != 1]
+    if REPLICATE in mesh:
+        told.append(f"shard{mesh.get('dp', 1) * mesh.get('cp', 1) // mesh[REPLICATE]}")
+    return " ".join(told)

@@ -11,6 +11,7 @@ from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts, mesh_text
 from autopar.report.format import percent_text, plural
 from autopar.report.reruns import rerun_rows
 from autopar.report.sequence_words import sequence_sentence
+from autopar.report.shard_words import groups_text, shard_sentence
 from autopar.units import format_bytes, format_seconds
 
 
@@ -21,6 +22,7 @@ def limits(plan: Plan) -> list[str]:
     found += [
         sequence_sentence(plan),
         expert_sentence(plan),
+        shard_sentence(plan),
         _recompute(plan, facts),
         _memory(plan, facts),
         _activations(facts),
@@ -31,6 +33,12 @@ def limits(plan: Plan) -> list[str]:
 def ideal_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
     """Idle fraction of a balanced pipeline: (p-1)/(m+p-1); with v chunks (p-1)/(vm+p-1)."""
     return (ranks - 1) / (chunks * microbatches + ranks - 1)
+
+
+def divided_bubble(ranks: int, microbatches: int, chunks: int) -> float:
+    """The same of zero-bubble where a forward and both halves of a backward take as long:
+    (p-1)/(3vm+p-1)."""
+    return ideal_bubble(ranks, 3 * microbatches, chunks)
 
 
 def bubble(facts: Facts) -> float:
@@ -69,6 +77,12 @@ def _bubble(plan: Plan, facts: Facts) -> str:
         f"{what} and {plural(m, 'micro-batch', 'micro-batches')} idles "
         f"{formula} = {percent_text(ideal)}."
     )
+    if plan.schedule == "zero-bubble":
+        halves = percent_text(divided_bubble(p, m, v))
+        text += (
+            f" With its backwards divided, in halves as long as a forward, it would be "
+            f"(p-1)/(3vm+p-1) = {halves}."
+        )
     if v > 1:
         one = percent_text(ideal_bubble(p, m))
         sends = format_seconds(facts.time_breakdown.get("pp_comm", 0.0))
@@ -105,8 +119,9 @@ def _communication(plan: Plan, facts: Facts) -> list[str]:
         share = facts.share(f"{axis}_comm")
         degree = plan.mesh.replicas if axis == "dp" else plan.mesh.degree(axis)
         if degree > 1 and f"{axis}_comm" in facts.time_breakdown:
+            where = f"over {degree} ranks{groups_text(plan.mesh) if axis == 'dp' else ''}"
             found.append(
-                f"Exposed {axis.upper()} communication {what} over {degree} ranks costs "
+                f"Exposed {axis.upper()} communication {what} {where} costs "
                 f"{percent_text(share)} of the step "
                 f"({format_seconds(facts.time_breakdown[f'{axis}_comm'])})."
             )

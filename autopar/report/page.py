@@ -9,10 +9,12 @@ from importlib.resources import files
 from pathlib import Path
 
 from autopar.errors import UsageError
+from autopar.experts.history import Recorded
 from autopar.plan_document import Plan
 from autopar.report.block_picture import BlockPicture
 from autopar.report.page_data import page_data
 from autopar.report.page_parts import parts
+from autopar.report.routing_part import routing_data, routing_section
 from autopar.report.timeline import Event
 
 _HOLE = re.compile(r"\{\{(\w+)\}\}")
@@ -23,15 +25,16 @@ def write_report(
     pictures: Sequence[BlockPicture],
     timeline: Iterable[Event] | None,
     path: str | Path,
+    routing: Recorded | None = None,
 ) -> Path:
     """Write the page to `path` and return it.
 
     `pictures`: one per kind of block (may be empty); `timeline`: the events of one step, `None` to
-    simulate them from the plan's predictions. All text of the plan is escaped. Raises
-    `UsageError` if the file can't be written.
+    simulate them from the plan's predictions; `routing`: what was measured of it. All text is
+    escaped. Raises `UsageError` if the file can't be written.
     """
     path = Path(path)
-    text = render(plan, pictures, timeline)
+    text = render(plan, pictures, timeline, routing)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -42,14 +45,21 @@ def write_report(
     return path
 
 
-def render(plan: Plan, pictures: Sequence[BlockPicture], timeline: Iterable[Event] | None) -> str:
+def render(
+    plan: Plan,
+    pictures: Sequence[BlockPicture],
+    timeline: Iterable[Event] | None,
+    routing: Recorded | None = None,
+) -> str:
     """The page as text."""
     holes = parts(plan, pictures)
     holes["css"], holes["script"] = _data("page.css"), _data("page.js")
     holes["libraries"] = "\n".join(
         f"<script>{_script(name)}</script>" for name in ("echarts.min.js", "dagre.min.js")
     )
-    holes["data"] = embedded_json(page_data(plan, pictures, timeline))
+    holes["routing"] = routing_section(plan, routing)
+    data = page_data(plan, pictures, timeline) | {"routing": routing_data(routing)}
+    holes["data"] = embedded_json(data)
     # One pass: what is filled in is never searched for holes again.
     return _HOLE.sub(lambda hole: holes[hole.group(1)], _data("page.html"))
 

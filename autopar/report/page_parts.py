@@ -103,6 +103,8 @@ def _mesh(plan: Plan) -> str:
     ranks = f'<div class="ranks">= <b>{number}</b> {word}</div>'
     if plan.mesh.ep > 1:
         ranks += f'<div class="ranks"><b>ep {plan.mesh.ep}</b> within the replicas</div>'
+    if plan.mesh.dp_replicate > 1:
+        ranks += f'<div class="ranks">ZeRO shards over <b>{plan.mesh.dp_shard}</b> replicas</div>'
     return '<i class="times">×</i>'.join(axes) + ranks
 
 

@@ -14,6 +14,7 @@ from autopar.report.limits import cost_text, limits, neighbours, others, proof
 from autopar.report.placements import block_words
 from autopar.report.reruns import recomputed_text, rerun_rows
 from autopar.report.sequence_words import SHORT, attention_ways, part_text
+from autopar.report.shard_words import zero_text
 from autopar.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ def headline(plan: Plan) -> str:
 def schedule_name(plan: Plan) -> str:
     if plan.schedule == "interleaved":
         return f"interleaved 1F1B with {plan.chunks} chunks"
+    if plan.schedule == "zero-bubble":
+        return f"zero-bubble with {plan.chunks} chunks"
     return {"gpipe": "GPipe", "1f1b": "1F1B"}.get(plan.schedule, plan.schedule)
 
 
@@ -105,18 +108,21 @@ def decision_rows(plan: Plan) -> list[tuple[str, str]]:
         ("mesh", f"{plan.mesh}  ({plural(plan.mesh.size, 'rank')})"),
         ("batch", f"{batch} of {plan.microbatch} per replica, {plan.global_batch:,} in all"),
         ("schedule", schedule_name(plan) if plan.mesh.pp > 1 else "no pipeline"),
-        (
-            "ZeRO",
-            f"level {plan.zero}" if plan.mesh.replicas > 1 else f"level {plan.zero} (one replica)",
-        ),
+        ("ZeRO", zero_text(plan)),
         ("recompute", plan.recompute_label),
         ("between blocks", plan.boundary),
         *([("sequence", sequence_text(plan))] if plan.mesh.cp > 1 else []),
         *([("experts", f"{expert_part(plan)} on each ep rank")] if plan.mesh.ep > 1 else []),
+        *([("spare slots", spare_text(plan))] if plan.spare_experts else []),
         ("precision", plan.precision),
         ("optimizer", plan.optimizer),
         ("planned for", sizes),
     ]
+
+
+def spare_text(plan: Plan) -> str:
+    """The room for copies of experts, and for unequal counts, in a line."""
+    return f"{plan.spare_experts} on each rank, where ranks split a layer's experts"
 
 
 def sequence_text(plan: Plan) -> str:

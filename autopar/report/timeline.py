@@ -10,7 +10,10 @@ from autopar.cost.pipeline import simulate
 from autopar.plan_document import Plan
 from autopar.report.facts import Facts
 
-_KINDS = {"F": "forward", "R": "recompute", "B": "backward"}
+_KINDS = {
+    **{"F": "forward", "R": "recompute", "B": "backward"},
+    **{"I": "input gradients", "W": "weight gradients"},
+}
 MOST_MICROBATCHES = 64
 SHOWN = 24
 
@@ -34,7 +37,8 @@ class Event(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TimelineEvent:
-    """`kind` is forward, recompute or backward (or another word, drawn in grey). `stage`: the row,
+    """`kind` is forward, recompute, backward or what a half of one makes (or another word, drawn in
+    grey). `stage`: the row,
     which is a rank where ranks hold several `chunk`s (counted from 0)."""
 
     stage: int
@@ -61,7 +65,10 @@ def simulated(plan: Plan) -> Sequence[Event]:
     ):
         return []
     forward, backward = ([float(s[k]) for s in stages] for k in ("forward", "backward"))
-    return simulate(forward, backward, plan.microbatches, plan.schedule, chunks=plan.chunks)
+    weights = [float(s.get("weights", 0.0)) for s in stages]
+    return simulate(
+        forward, backward, plan.microbatches, plan.schedule, chunks=plan.chunks, weights=weights
+    )
 
 
 def split_recompute(
@@ -71,7 +78,7 @@ def split_recompute(
 
     `recompute[chunk * rows + stage]` is in seconds per micro-batch; `rows`: how many stages (or
     ranks, where they hold chunks) there are. Events that have their own recompute records
-    keep them. The kinds `F` and `B` are spelled out.
+    keep them. The kinds `F`, `B`, `I` and `W` are spelled out.
     """
     own = [
         TimelineEvent(e.stage, _KINDS.get(e.kind, e.kind), e.microbatch, e.start, e.end, e.chunk)

@@ -6,7 +6,9 @@ from autopar.cost.setting import Setting
 
 
 class AnyChunks:
-    """A setting as a key: equal to those that differ from it in schedule and chunks alone."""
+    """A setting as a key: equal to those that differ from it in schedule and chunks alone. (Not
+    across schedules that divide a backward and those that do not: what hides the end of a step
+    differs.)"""
 
     __slots__ = ("_hash", "_key", "setting")
 
@@ -15,7 +17,7 @@ class AnyChunks:
         self.setting = setting
         self._key = (
             *(setting.mesh, setting.microbatch, setting.microbatches, setting.zero),
-            *(setting.precision, setting.optimizer, setting.practice),
+            *(setting.precision, setting.optimizer, setting.practice, setting.divided),
             *(cluster.name, cluster.device.name, cluster.links),
         )
         self._hash = hash(self._key)

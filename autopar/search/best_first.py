@@ -3,11 +3,13 @@
 A configuration enters the queue with the bound of the provider's optimistic prices. When it is
 first, an interleaved one comes back with the bound over its family of cuts; then a configuration
 comes back as one entry per placement alternative, with the bound of what their placement
-costs; then with the bound of the full price; and is solved exactly (`stages`) when it is still
+costs; then with the bound of the full price; then, until here one entry for all numbers of ranks
+that ZeRO may shard over, as one for each of them; and is solved exactly (`stages`) when it is still
 first, but only for plans little above its bound: when there are none it comes back with what was
 proven, to be solved for plans further above. Everything left in the queue when the best plan meets
 the smallest bound is proven no better. Among equal plans the simpler one wins: lower ZeRO level, no
-sequence-parallel boundary, smaller cp, smaller tp, smaller pp, fewer chunks, larger micro-batch.
+sequence-parallel boundary, no hybrid sharding, smaller cp, smaller tp, smaller pp, fewer chunks,
+larger micro-batch.
 """
 
 from __future__ import annotations
@@ -20,21 +22,15 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
-from autopar.block_cost import (
-    Alternative,
-    ChainCost,
-    CostProvider,
-    ExpertProvider,
-    SequenceProvider,
-)
 from autopar.cost.setting import Setting
-from autopar.errors import UsageError
 from autopar.mesh import Mesh
-from autopar.search import columns, interleaved, stages
+from autopar.search import columns, interleaved, stages, zero_bubble
 from autopar.search.bounds import bound, cut_seconds
 from autopar.search.chain import Chain
 from autopar.search.options import SearchOptions, stage_starts
+from autopar.search.prices import Prices
 from autopar.search.result import Choice
+from autopar.search.shard_degrees import end_gain, families, undominated
 
 TIE = 1e-9
 # How many configurations are solved only to name the runners-up.
@@ -43,7 +39,7 @@ OTHER_SOLVES = 60
 OTHER_WAITS = 4
 # Plans of so much more than the bound are looked for first, and then of more and more; at last any.
 NEAR, FURTHER, TRIES = 0.04, 2.0, 4
-Tie = tuple[int, bool, int, int, int, int, int, int, int]
+Tie = tuple[int, bool, int, int, int, int, int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -56,106 +52,20 @@ class Progress:
     bound_seconds: float
 
 
-_Key = tuple[int, int, int, int]
-
-
-def _key(setting: Setting) -> _Key:
-    """What prices depend on: ep, cp, tp and the micro-batch."""
-    return setting.mesh.ep, setting.mesh.cp, setting.mesh.tp, setting.microbatch
-
-
-class Prices:
-    """The provider's answers, indexed once, and the time spent waiting for them."""
-
-    def __init__(self, provider: CostProvider) -> None:
-        self.provider = provider
-        self.seconds = 0.0
-        self._alternatives: dict[_Key, Sequence[Alternative]] = {}
-        self._sketches: dict[_Key, list[Chain]] = {}
-        self._chains: dict[tuple[_Key, int], tuple[ChainCost, Chain]] = {}
-        self._optimistic: dict[_Key, Chain] = {}
-
-    def alternatives(self, setting: Setting, boundary: str | None = None) -> list[int]:
-        """Numbers of the alternatives of `setting`'s tp degree and micro-batch: all of them, or
-        those with one placement between blocks."""
-        found = self._known(setting)
-        return [i for i, a in enumerate(found) if boundary in (None, a.boundary)]
-
-    def _known(self, setting: Setting) -> Sequence[Alternative]:
-        key = _key(setting)
-        if key not in self._alternatives:
-            begin = time.perf_counter()
-            self._alternatives[key] = self._over(setting).alternatives(*key[2:])
-            self.seconds += time.perf_counter() - begin
-            self._sketches[key] = [Chain(a.least.blocks) for a in self._alternatives[key]]
-        return self._alternatives[key]
-
-    def boundary_of(self, setting: Setting, number: int) -> str:
-        """The placement between blocks of an alternative."""
-        return self._known(setting)[number].boundary
-
-    def sketch(self, setting: Setting, number: int) -> Chain:
-        """What is known of an alternative without pricing it: see `Alternative.least`."""
-        self._known(setting)
-        return self._sketches[_key(setting)][number]
-
-    def chain(self, setting: Setting, number: int) -> tuple[ChainCost, Chain]:
-        """The full price of an alternative."""
-        key = _key(setting), number
-        if key not in self._chains:
-            alternative = self._known(setting)[number]
-            begin = time.perf_counter()
-            cost = alternative.price()
-            self.seconds += time.perf_counter() - begin
-            self._chains[key] = cost, Chain(cost.blocks)
-        return self._chains[key]
-
-    def _over(self, setting: Setting) -> CostProvider:
-        """The provider of the prices of a part of the sequence, and of the experts."""
-        mesh, provider = setting.mesh, self.provider
-        if mesh.ep > 1:
-            assert isinstance(provider, ExpertProvider)
-            return provider.over(mesh.cp, mesh.tp, mesh.ep)
-        if mesh.cp == 1:
-            return provider
-        assert isinstance(provider, SequenceProvider)
-        return provider.over(mesh.cp, mesh.tp)
-
-    def check_boundary(self, boundary: str | None) -> None:
-        """Raise `UsageError` when no alternative seen has the pinned boundary."""
-        seen = sorted({a.boundary for found in self._alternatives.values() for a in found})
-        if boundary is not None and seen and boundary not in seen:
-            raise UsageError(
-                f"boundary={boundary} is not a placement between the blocks of this model",
-                next_step=f"choose one of {', '.join(seen)}",
-            )
-
-    def known(self, setting: Setting) -> bool:
-        """Whether `alternatives` answers at once."""
-        return _key(setting) in self._alternatives
-
-    def optimistic(self, setting: Setting) -> Chain:
-        """Lower bounds of all alternatives."""
-        key = _key(setting)
-        if key not in self._optimistic:
-            begin = time.perf_counter()
-            self._optimistic[key] = Chain(self._over(setting).optimistic(*key[2:]).blocks)
-            self.seconds += time.perf_counter() - begin
-        return self._optimistic[key]
-
-
 class Stage(IntEnum):
     """What the bound of a queue entry rests on."""
 
     OPTIMISTIC = 0
     CUT = 1
     SKETCHED = 2
-    PRICED = 3
+    ANY_SHARD = 3
+    PRICED = 4
 
 
 @dataclass(order=True)
 class _Entry:
-    """A configuration in the queue; `alternative` is -1 while the entry stands for all of them."""
+    """A configuration in the queue; `alternative` is -1 while the entry stands for all of them.
+    Until it is priced it stands for all of `BestFirst.families[index]`."""
 
     bound: float
     tie: Tie
@@ -179,8 +89,11 @@ def solve_stages(
     starts: Sequence[int] | None,
     cutoff: float = float("inf"),
 ) -> stages.StageSolution | None:
-    """The inner search of a setting: `stages`, or `interleaved` where ranks hold chunks."""
+    """The inner search of a setting: `stages`, or `interleaved` or `zero_bubble` where ranks hold
+    chunks."""
     given: dict[str, Any] = {"recompute": recompute, "starts": starts, "cutoff": cutoff}
+    if setting.divided:
+        return zero_bubble.solve(chain, setting, limit, **given)
     if setting.chunks > 1:
         return interleaved.solve(chain, setting, limit, **given)
     return stages.solve(columns.build(chain, setting), limit, **given)
@@ -206,31 +119,42 @@ class BestFirst:
         self.queue: list[_Entry] = []
         self.queue_left = False
         self.interrupted = False
-        for index, setting in enumerate(found):
-            self._push(prices.optimistic(setting), index, -1, Stage.OPTIMISTIC)
+        self.families = families(found)
+        for index in self.families:
+            self._push(prices.optimistic(found[index]), index, -1, Stage.OPTIMISTIC)
 
     def _push(
         self, chain: Chain, index: int, alternative: int, stage: Stage, floor: float = 0.0
     ) -> None:
         """Queue an entry by what `chain` says of it; its bound is at least `floor`."""
         setting = self.settings[index]
-        least = bound(chain, setting, sums=stage is Stage.SKETCHED)
+        family = self.families[index] if stage is not Stage.PRICED else ()
+        among = tuple(self.settings[i] for i in family)
+        least = bound(chain, setting, sums=stage is Stage.SKETCHED, among=among)
         if least.peak > self.limit:
             self.count["pruned by memory floor"] += 1
             return
-        mesh, seconds = setting.mesh, max(least.seconds, floor)
-        if setting.chunks > 1 and stage is not Stage.OPTIMISTIC and self.starts is None:
-            best = self.best.step_seconds if self.best else float("inf")
+        seconds = max(least.seconds, floor)
+        best = self.best.step_seconds if self.best else float("inf")
+        cut = setting.chunks > 1 and stage is not Stage.OPTIMISTIC and self.starts is None
+        if cut and seconds < best:
             sums, exact = stage is Stage.SKETCHED, stage is Stage.PRICED and self.free
-            least_cut = cut_seconds(chain, setting, self.limit, best, sums=sums, exact=exact)
-            seconds = max(seconds, least_cut)
+            known: dict[str, Any] = {"sums": sums, "exact": exact, "among": among}
+            seconds = max(seconds, cut_seconds(chain, setting, self.limit, best, **known))
             if seconds == float("inf"):
                 self.count["pruned by memory floor"] += 1
                 return
-        split = alternative >= 0 and self.prices.boundary_of(setting, alternative) != "R"
-        order = (setting.zero, split, mesh.cp, mesh.ep, mesh.tp, mesh.pp, setting.chunks)
-        tie: Tie = (*order, -setting.microbatch, alternative)
+        tie = self._tie(index, alternative)
         heapq.heappush(self.queue, _Entry(seconds, tie, index, alternative, stage))
+
+    def _tie(self, index: int, alternative: int) -> Tie:
+        """Smaller for the simpler of two configurations."""
+        setting = self.settings[index]
+        mesh = setting.mesh
+        split = alternative >= 0 and self.prices.boundary_of(setting, alternative) != "R"
+        sizes = mesh.dp_replicate, mesh.cp, mesh.ep, mesh.tp, mesh.pp
+        order = (setting.zero, split, *sizes, setting.chunks)
+        return (*order, -setting.microbatch, alternative)
 
     def run(self, deadline: float | None, progress: Callable[[Progress], None] | None) -> float:
         """Search until proven, `deadline` or Ctrl-C; returns the lower bound (`inf`: nothing fits).
@@ -275,13 +199,18 @@ class BestFirst:
         found = self._near(entry, best * (1 + TIE))
         if entry.tries == 0:
             self.count["solved"] += 1
-        self.solved_meshes.add(setting.mesh)
+        self.solved_meshes.add(setting.mesh.shape)
+        self._offer(found, entry.tie)
+
+    def _offer(self, found: Choice | None, tie: Tie) -> None:
+        """Keep a plan that is better than the best one, or as good and simpler."""
         if found is None:
             return
+        best = self.best.step_seconds if self.best else float("inf")
         better = found.step_seconds < best * (1 - TIE)
         equal = found.step_seconds <= best * (1 + TIE)
-        if better or (equal and (self.best_tie is None or entry.tie < self.best_tie)):
-            self.best, self.best_tie = found, entry.tie
+        if better or (equal and (self.best_tie is None or tie < self.best_tie)):
+            self.best, self.best_tie = found, tie
 
     def _expand(self, entry: _Entry) -> None:
         """Learn more about an entry: which alternatives it stands for, or its full price."""
@@ -295,7 +224,39 @@ class BestFirst:
                 self._push(sketch, entry.index, number, Stage.SKETCHED, entry.bound)
             return
         _, chain = self.prices.chain(setting, entry.alternative)
-        self._push(chain, entry.index, entry.alternative, Stage.PRICED, entry.bound)
+        family = self.families[entry.index]
+        if entry.stage is Stage.SKETCHED and len(family) > 1:
+            self._push(chain, entry.index, entry.alternative, Stage.ANY_SHARD, entry.bound)
+            return
+        first, *others = undominated(chain, self.settings, family)
+        floor = self._floor_of_others(entry, chain, first, others)
+        if floor is None:
+            self._push(chain, first, entry.alternative, Stage.PRICED, entry.bound)
+            floor = dict.fromkeys(others, entry.bound)
+        for index, least in floor.items():
+            self._push(chain, index, entry.alternative, Stage.PRICED, least)
+
+    def _floor_of_others(
+        self, entry: _Entry, chain: Chain, first: int, others: Sequence[int]
+    ) -> dict[int, float] | None:
+        """Solve the `first` of a family, and tell from it what the `others` take at least: those
+        that may still be the best plan. None where that can't be told, and nothing was solved."""
+        setting = self.settings[first]
+        if not others or self.best is None or setting.zero != 1:
+            return None
+        best = self.best.step_seconds * (1 + TIE)
+        gains = {i: end_gain(chain, setting, self.settings[i], best) for i in others}
+        target = best + max(gains.values())
+        if setting.chunks == 1 and target > entry.target:
+            return None
+        found = self.solve(first, entry.alternative, target)
+        self.count["solved"] += 1
+        self.solved_meshes.add(setting.mesh.shape)
+        self._offer(found, self._tie(first, entry.alternative))
+        if found is None:
+            self.count["pruned by time bound"] += len(others)
+            return {}
+        return {i: max(entry.bound, found.step_seconds - gain) for i, gain in gains.items()}
 
     def _near(self, entry: _Entry, cutoff: float) -> Choice | None:
         """The best plan of an entry if it is below `cutoff` seconds and near its bound. Is it not
@@ -328,23 +289,24 @@ class BestFirst:
         if self.best is None or wanted < 1:
             return []
         known: dict[Mesh, Choice] = {}
+        own = self.best.mesh.shape
 
         def keep(choice: Choice) -> None:
-            old = known.get(choice.mesh)
+            old = known.get(choice.mesh.shape)
             if old is None or choice.step_seconds < old.step_seconds:
-                known[choice.mesh] = choice
+                known[choice.mesh.shape] = choice
 
         for choice in self.solved.values():
             keep(choice)
         solves = waits = 0
         while self.queue and solves < OTHER_SOLVES:
             entry = heapq.heappop(self.queue)
-            ranked = sorted(c.step_seconds for m, c in known.items() if m != self.best.mesh)
+            ranked = sorted(c.step_seconds for m, c in known.items() if m != own)
             if len(ranked) >= wanted and entry.bound >= ranked[wanted - 1]:
                 break
             setting = self.settings[entry.index]
-            old = known.get(setting.mesh)
-            if setting.mesh == self.best.mesh or (old and old.step_seconds <= entry.bound):
+            old = known.get(setting.mesh.shape)
+            if setting.mesh.shape == own or (old and old.step_seconds <= entry.bound):
                 continue
             if entry.stage is not Stage.PRICED:
                 waits += not self.prices.known(setting)
@@ -358,5 +320,5 @@ class BestFirst:
             found = self._near(entry, cutoff)
             if found is not None:
                 keep(found)
-        known.pop(self.best.mesh, None)
+        known.pop(own, None)
         return sorted(known.values(), key=lambda c: c.step_seconds)[:wanted]

@@ -3,20 +3,30 @@
 Time: stages perfectly balanced, nothing recomputed, the shortest possible sends. Memory: everything
 that must be somewhere, spread evenly, with every block at its smallest. Both hold for every choice
 of cuts and recomputation, and stay valid when the prices themselves are lower bounds.
+
+Settings that differ in `dp_replicate` alone can be bounded together: each term of a block's time is
+the least of theirs, and the bytes are those of the first, which shards over the most ranks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from autopar.block_cost import BlockCost, Held, tie_groups
 from autopar.cost import memory
 from autopar.cost.block_moment import gathered_bytes, inside_bytes
 from autopar.cost.setting import Phase, Setting
-from autopar.cost.step import BlockTimes, block_times, dp_collectives, exposed
+from autopar.cost.step import (
+    BlockTimes,
+    block_times,
+    dp_collectives,
+    exposed,
+    exposed_copies,
+)
 from autopar.interleaving import round_size
-from autopar.search import interleaved
+from autopar.search import interleaved, zero_bubble
 from autopar.search.any_chunks import AnyChunks
 from autopar.search.chain import Chain, Ints
 from autopar.search.interleaved.times import ChunkTimes, chunk_times
@@ -30,12 +40,16 @@ class Bound:
     peak: int
 
 
-def bound(chain: Chain, setting: Setting, *, sums: bool = False) -> Bound:
+def bound(
+    chain: Chain, setting: Setting, *, sums: bool = False, among: Sequence[Setting] = ()
+) -> Bound:
     """The optimistic price of `setting` for a model with these blocks.
 
-    `sums`: only the sum of forward and backward is known of a block, not how it divides.
+    `sums`: only the sum of forward and backward is known of a block, not how it divides. `among`:
+    the setting and others that shard over fewer ranks; the bound is one for all of them.
     """
-    return Bound(_seconds(chain, setting, sums), _peak(chain, setting))
+    keys = tuple(AnyChunks(s) for s in among or (setting,))
+    return Bound(_seconds(chain, setting, keys, sums), _peak(chain, setting))
 
 
 def cut_seconds(
@@ -46,17 +60,33 @@ def cut_seconds(
     *,
     sums: bool = False,
     exact: bool = False,
+    among: Sequence[Setting] = (),
 ) -> float:
     """`bound` of an interleaved setting over its family of cuts, in seconds; `inf` where none of
-    them can fit. Above `target` it need not be tight. `sums`: as for `bound`; `exact`: the prices
-    are no lower bounds, so that what memory asks for can be told."""
-    times = (_sum_chunk_times if sums else chunk_times)(chain, AnyChunks(setting))
+    them can fit. Above `target` it need not be tight. `sums`, `among`: as for `bound`; `exact`: the
+    prices are no lower bounds, so that what memory asks for can be told."""
+    keys = tuple(AnyChunks(s) for s in among or (setting,))
+    if sums or len(keys) > 1:
+        times = _least_chunk_times(chain, keys, sums)
+    else:
+        times = chunk_times(chain, keys[0])
+    if setting.divided:
+        return zero_bubble.family_bound(chain, setting, times, limit, exact=exact)
     return interleaved.family_bound(chain, setting, times, limit, target, exact=exact)
 
 
 @lru_cache(maxsize=2048)
-def _sum_chunk_times(chain: Chain, key: AnyChunks) -> ChunkTimes:
-    return ChunkTimes.of(chain, [_sum_times(b, key.setting) for b in chain.distinct], key.setting)
+def _least_chunk_times(chain: Chain, keys: tuple[AnyChunks, ...], sums: bool) -> ChunkTimes:
+    times = [_least_times(b, keys, sums) for b in chain.distinct]
+    return ChunkTimes.of(chain, times, keys[0].setting)
+
+
+def _least_times(block: BlockCost, keys: Sequence[AnyChunks], sums: bool) -> BlockTimes:
+    """Of each term the least over some settings."""
+    found = [(_sum_times if sums else block_times)(block, key.setting) for key in keys]
+    if len(found) == 1:
+        return found[0]
+    return BlockTimes(*(min(getattr(t, f.name) for t in found) for f in fields(BlockTimes)))
 
 
 def _sum_times(block: BlockCost, setting: Setting) -> BlockTimes:
@@ -76,6 +106,7 @@ def _sum_times(block: BlockCost, setting: Setting) -> BlockTimes:
             end = _exposed(gather, 0.0, block.seconds, setting)
         else:
             end = _exposed(gather if setting.zero else 0.0, reduce, block.seconds, setting)
+        end += exposed_copies(block, setting, block.seconds)
     known = block_times(block, setting)
     return replace(known, dp_kept=kept, first_gather=0.0, end_dp=end, end_first=0.0)
 
@@ -105,9 +136,9 @@ class _Totals:
 
 
 @lru_cache(maxsize=16384)
-def _totals(chain: Chain, key: AnyChunks, sums: bool) -> _Totals:
-    setting = key.setting
-    times = [(_sum_times if sums else block_times)(b, setting) for b in chain.distinct]
+def _totals(chain: Chain, keys: tuple[AnyChunks, ...], sums: bool) -> _Totals:
+    setting = keys[0].setting
+    times = [_least_times(b, keys, sums) for b in chain.distinct]
     kept = chain.seconds(times, lambda t: t.kept)
     sends = chain.seconds(times, lambda t: t.send)
     first = chain.seconds(times, lambda t: t.first_gather)
@@ -120,14 +151,17 @@ def _totals(chain: Chain, key: AnyChunks, sums: bool) -> _Totals:
     )
 
 
-def _seconds(chain: Chain, setting: Setting, sums: bool) -> float:
+def _seconds(chain: Chain, setting: Setting, keys: tuple[AnyChunks, ...], sums: bool) -> float:
     pp, m = setting.mesh.pp, setting.microbatches
-    parts, t = pp * setting.chunks, _totals(chain, AnyChunks(setting), sums)
+    parts, t = pp * setting.chunks, _totals(chain, keys, sums)
     total = t.kept + t.first + (parts - 1) * (t.least_first + 2 * t.least_send)
     slowest = max(total / pp, t.longest)
     end = max((t.end + t.end_first + (pp - 1) * t.least_end_first) / pp, t.longest_end)
-    # Interleaved, a rank is busy for all micro-batches, and one of them goes through all parts.
-    return (total + (m - 1) * slowest if setting.chunks == 1 else max(m * slowest, total)) + end
+    if setting.chunks == 1:
+        return total + (m - 1) * slowest + end
+    # Interleaved, a rank is busy for all micro-batches, and one of them goes through all parts (if
+    # backwards are divided, not with the gradients of weights).
+    return max(m * slowest, 0.0 if setting.divided else total) + end
 
 
 def _peak(chain: Chain, setting: Setting) -> int:

@@ -16,9 +16,10 @@ from autopar.cluster import Cluster
 from autopar.cost.evaluate import Evaluation, assert_agrees, evaluate
 from autopar.cost.setting import Setting
 from autopar.errors import PassError, UsageError
-from autopar.search.best_first import TIE, BestFirst, Prices, Progress
+from autopar.search.best_first import TIE, BestFirst, Progress
 from autopar.search.neighbours import neighbours
 from autopar.search.options import SearchOptions, check_pins
+from autopar.search.prices import Prices
 from autopar.search.recipes import recipes
 from autopar.search.result import Choice, Neighbour, RecipeScore, SearchResult
 from autopar.search.space import cp_degrees, legal_degrees, settings
@@ -143,7 +144,7 @@ def _result(
         beside = [
             replace(n, choice=_with_reason(n.choice, evaluation)) if n.choice else n for n in beside
         ]
-    meshes = {s.mesh for s in state.settings}
+    meshes = {s.mesh.shape for s in state.settings}
     state.count["considered"] = len(state.settings)
     return SearchResult(
         status=status,

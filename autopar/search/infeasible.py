@@ -14,10 +14,11 @@ from dataclasses import replace
 from autopar.block_cost import CostProvider
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError, InfeasibleError
-from autopar.search.best_first import Prices
+from autopar.plan_document import OF_ELEMENTS
 from autopar.search.enumerate import legal_settings, search
 from autopar.search.illegal_cuts import why_no_cut
 from autopar.search.options import SearchOptions
+from autopar.search.prices import Prices
 from autopar.search.result import Infeasible, Relaxation, SearchResult
 from autopar.search.smallest_memory import smallest_memory
 from autopar.units import format_bytes
@@ -140,6 +141,8 @@ def _changes(options: SearchOptions, *, other_prices: bool) -> list[tuple[str, S
     free("cuts")
     free("tp", "pp", "dp", "cp", "cuts")
     for name in _LEANER_OPTIMIZERS.get(options.optimizer, ()):
+        if options.spare_experts and name not in OF_ELEMENTS:
+            continue  # what is in a slot could not be moved
         changes.append((f"optimizer {name}", replace(options, optimizer=name)))
     return changes
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from autopar.cluster import Cluster
-from autopar.search.best_first import BestFirst, Prices
+from autopar.search.best_first import BestFirst
 from autopar.search.options import Pins, SearchOptions
+from autopar.search.prices import Prices
 from autopar.search.result import Choice, Neighbour
 from autopar.search.smallest_memory import smallest_memory
 from autopar.search.space import divisors, ep_degrees, legal_degrees, long_degrees, settings
@@ -72,13 +73,15 @@ def _changes(
         cp=mesh.cp,
         ep=mesh.ep if len(on_ep) > 1 else None,
         zero=best.zero if mesh.replicas > 1 else None,
+        shard=_shard(best),
         microbatch=best.microbatch,
         schedule=best.schedule if mesh.pp > 1 else None,
         chunks=best.chunks if mesh.pp > 1 else None,
         boundary=best.boundary if mesh.tp > 1 else None,
     )
     # What another mesh can't keep follows from it.
-    moved = replace(kept, ep=None, zero=None, schedule=None, chunks=None, boundary=None)
+    same = {"ep": None, "zero": None, "shard": None, "schedule": None, "chunks": None}
+    moved = replace(kept, **same, boundary=None)
     for tp in _beside(degrees, mesh.tp):
         if cluster.size % (tp * mesh.pp * mesh.cp) == 0:
             yield _Change(f"TP {tp}", replace(moved, tp=tp, zero=_level(best, mesh.pp * tp)))
@@ -92,10 +95,9 @@ def _changes(
             pins = replace(moved, pp=pp, zero=_level(best, pp * mesh.tp), boundary=kept.boundary)
             yield _Change(f"PP {pp}", pins)
     for ep in _beside(on_ep, mesh.ep):
-        yield _Change(f"EP {ep}", replace(kept, ep=ep))
+        yield _Change(f"EP {ep}", replace(kept, ep=ep, shard=None))
     if mesh.replicas > 1:
-        for zero in _beside([0, 1, 2, 3], best.zero):
-            yield _Change(f"ZeRO-{zero}", replace(kept, zero=zero))
+        yield from _sharding(best, kept)
     for size in (best.microbatch // 2, 2 * best.microbatch):
         if size:
             pins = replace(kept, microbatch=size, schedule=None, chunks=None)
@@ -112,8 +114,24 @@ def _changes(
         yield _Change(text, replace(kept, boundary=other))
 
 
+def _shard(best: Choice) -> int | None:
+    """Over how many ranks the plan shards, where another number could be pinned."""
+    mesh = best.mesh
+    return mesh.dp_shard if best.zero and mesh.replicas > 1 and mesh.ep == 1 else None
+
+
+def _sharding(best: Choice, kept: Pins) -> Iterator[_Change]:
+    """ZeRO levels, and over more or fewer ranks."""
+    for zero in _beside([0, 1, 2, 3], best.zero):
+        yield _Change(f"ZeRO-{zero}", replace(kept, zero=zero, shard=kept.shard if zero else None))
+    if kept.shard:
+        for shard in _beside(divisors(best.mesh.replicas)[1:], kept.shard):
+            yield _Change(f"shard over {shard}", replace(kept, shard=shard))
+
+
 def _schedules(best: Choice, kept: Pins, blocks: int) -> Iterator[_Change]:
-    """GPipe or 1F1B, and with more or fewer chunks (of a 1F1B plan: the best number of them)."""
+    """GPipe or 1F1B, and with more or fewer chunks (of a 1F1B plan: the best number of them), with
+    divided backwards or without."""
     other = "gpipe" if best.schedule == "1f1b" else "1f1b"
     yield _Change(f"schedule {other}", replace(kept, schedule=other, chunks=1))
     if best.chunks == 1:
@@ -121,6 +139,8 @@ def _schedules(best: Choice, kept: Pins, blocks: int) -> Iterator[_Change]:
             pins = replace(kept, schedule="interleaved", chunks=None)
             yield _Change("schedule interleaved", pins)
         return
+    looped = "interleaved" if best.schedule == "zero-bubble" else "zero-bubble"
+    yield _Change(f"schedule {looped}", replace(kept, schedule=looped))
     for chunks in (best.chunks - 1, best.chunks + 1):
         if 1 < chunks <= blocks // best.mesh.pp:
             yield _Change(f"{chunks} chunks", replace(kept, chunks=chunks))

@@ -6,14 +6,17 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
+from autopar import zero_bubble
 from autopar.cluster import Cluster
 from autopar.cost.memory import DEFAULT_MARGIN, memory_limit
 from autopar.cost.optimizer import OPTIMIZERS
 from autopar.cost.setting import PRECISION
 from autopar.errors import UsageError
+from autopar.experts.spare_slots import check_spare
+from autopar.interleaving import LOOPED
 from autopar.plan_document import BOUNDARY, SCHEDULES
 
-_NUMBERS = ("tp", "pp", "dp", "cp", "ep", "microbatch", "microbatches", "chunks")
+_NUMBERS = ("tp", "pp", "dp", "cp", "ep", "shard", "microbatch", "microbatches", "chunks")
 RECOMPUTE = ("none", "selective", "full")
 WEIGHTS = ("any", "split")
 
@@ -23,9 +26,10 @@ class Pins:
     """Decisions that are not searched; None is free.
 
     `microbatch`: size on one data-parallel rank; `microbatches`: how many per step; `chunks`:
-    stages of every pp rank, above 1 for the interleaved schedule; `cuts`: the first block of every
-    stage but the first (or of every stage). `weights`: `split` stores every weight matrix sliced
-    over tp where a dim divides.
+    stages of every pp rank, above 1 for the interleaved and zero-bubble schedules; `cuts`: the
+    first block of every stage but the first (or of every stage). `weights`: `split` stores every
+    weight matrix sliced over tp where a dim divides. `shard`: over how many replicas ZeRO shards;
+    fewer than all of them is hybrid sharding.
     """
 
     tp: int | None = None
@@ -42,6 +46,7 @@ class Pins:
     cuts: tuple[str, ...] | None = None
     cp: int | None = None
     ep: int | None = None
+    shard: int | None = None
 
     def __str__(self) -> str:
         parts = []
@@ -65,7 +70,8 @@ class SearchOptions:
     None takes the device's memory less its context and a fragmentation `margin`.
     `time_limit`: seconds after which the best plan so far is returned with its gap.
     `alternatives`: how many other mesh shapes to report. `forced`: those of `pins` that the program
-    leaves no choice about; they are never relaxed.
+    leaves no choice about; they are never relaxed. `spare_experts`: slots of every rank beyond its
+    part of a layer's experts.
     """
 
     global_batch: int
@@ -77,6 +83,7 @@ class SearchOptions:
     time_limit: float | None = None
     alternatives: int = 3
     forced: Pins = field(default_factory=Pins)
+    spare_experts: int = 0
 
     def __post_init__(self) -> None:
         if self.global_batch < 1:
@@ -85,6 +92,7 @@ class SearchOptions:
             )
         _known("precision", self.precision, tuple(PRECISION))
         _known("optimizer", self.optimizer, tuple(OPTIMIZERS))
+        check_spare(self.spare_experts, self.optimizer)
         if self.memory_limit is not None and self.memory_limit < 1:
             raise UsageError(
                 f"memory limit of {self.memory_limit} bytes",
@@ -230,7 +238,31 @@ def check_pins(
             next_step="pin one of the two",
         )
     _check_world(pins, cluster.size, pp)
+    _check_shard(pins)
     _check_batch(pins, global_batch)
+
+
+def _check_shard(pins: Pins) -> None:
+    """There is something to shard, and the groups are whole parts of the replicas."""
+    shard, replicas = pins.shard, (pins.dp or 0) * (pins.cp or 1)
+    if shard is None:
+        return
+    if shard == 1 or pins.zero == 0:
+        raise UsageError(
+            f"shard={shard} with zero={pins.zero}" if pins.zero is not None else f"shard={shard}",
+            next_step="zero=0 shards nothing; pin zero of 1 to 3 with a shard of 2 or more",
+        )
+    if (pins.ep or 1) > 1:
+        raise UsageError(
+            f"shard={shard} with ep={pins.ep}: experts that ep splits are sharded over all ranks "
+            "that hold them",
+            next_step="pin one of the two",
+        )
+    if replicas % shard:
+        raise UsageError(
+            f"shard={shard} does not divide dp x cp = {pins.dp} x {pins.cp or 1}",
+            next_step="ZeRO shards over groups of replicas: choose one of their divisors",
+        )
 
 
 def cut_ranks(pins: Pins, starts: Sequence[int] | None) -> int | None:
@@ -244,19 +276,23 @@ def cut_ranks(pins: Pins, starts: Sequence[int] | None) -> int | None:
 def _check_chunks(pins: Pins, blocks: int) -> None:
     """Chunks and schedule fit each other and the chain."""
     chunks, schedule = pins.chunks, pins.schedule
-    if schedule is not None and chunks is not None and (schedule == "interleaved") != (chunks > 1):
+    looped = schedule in LOOPED
+    if schedule is not None and chunks is not None and looped != (chunks > 1):
         raise UsageError(
             f"schedule={schedule} with chunks={chunks}",
-            next_step="interleaved has chunks of 2 or more, the other schedules have 1",
+            next_step="interleaved and zero-bubble have chunks of 2 or more, other schedules 1",
         )
-    interleaved = schedule == "interleaved" or (chunks or 1) > 1
+    interleaved = looped or (chunks or 1) > 1
     if interleaved and pins.pp == 1:
         raise UsageError(
-            "schedule=interleaved with pp=1", next_step="pin pp of at least 2, or free it"
+            f"schedule={schedule or 'interleaved'} with pp=1",
+            next_step="pin pp of at least 2, or free it",
         )
-    if schedule == "interleaved" and pins.cuts is not None and chunks is None:
+    if schedule == "zero-bubble":
+        _check_zero_bubble(pins)
+    if looped and pins.cuts is not None and chunks is None:
         raise UsageError(
-            "schedule=interleaved with cuts, but without chunks",
+            f"schedule={schedule} with cuts, but without chunks",
             next_step="pin chunks too: the cuts make pp x chunks stages",
         )
     parts = (pins.pp or 2) * (chunks or 2)
@@ -265,6 +301,15 @@ def _check_chunks(pins: Pins, blocks: int) -> None:
             f"pp={pins.pp or 2} x chunks={chunks or 2} is {parts} stages, but the model has"
             f" {blocks} blocks",
             next_step="choose fewer stages or chunks",
+        )
+
+
+def _check_zero_bubble(pins: Pins) -> None:
+    recomputes = pins.recompute == "full"
+    if reason := zero_bubble.refused(zero=pins.zero or 0, ep=pins.ep or 1, recomputes=recomputes):
+        raise UsageError(
+            f"schedule=zero-bubble can't be pinned with that: {reason}",
+            next_step="pin schedule=interleaved, or free the other",
         )
 
 

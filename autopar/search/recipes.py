@@ -1,5 +1,6 @@
-"""The plain answers: pure data parallelism, pure FSDP, the Megatron recipe, and for models with
-experts these split over the node; what a plan must beat.
+"""The plain answers: pure data parallelism, pure FSDP, on several nodes FSDP in the node and copies
+across (HSDP), the Megatron recipe, and for models with experts these split over the node; what a
+plan must beat.
 
 Each takes micro-batches of 1, 2, 4 or 8 samples, the same number of blocks on every stage, and
 recomputes nothing or everything, whichever is fastest and fits. They are priced by the independent
@@ -16,9 +17,9 @@ from autopar.cost.evaluate import evaluate
 from autopar.cost.setting import Setting
 from autopar.mesh import Mesh
 from autopar.plan_document import StagePlan
-from autopar.search.best_first import Prices
 from autopar.search.bounds import bound
 from autopar.search.options import SearchOptions
+from autopar.search.prices import Prices
 from autopar.search.result import Choice, RecipeScore
 from autopar.search.space import divisors, ep_degrees, microbatch_sizes
 from autopar.units import format_bytes
@@ -32,9 +33,12 @@ def recipes(
     """Score every recipe on `cluster` under `limit` bytes; pins do not apply to them."""
     world = cluster.size
     score = _Scorer(prices, cluster, options, limit)
+    several = min(cluster.nodes, cluster.ranks_per_node) > 1
+    hybrid = [Mesh(1, world, 1, dp_replicate=cluster.nodes)] if several else []
     found = [
         score.of("data parallel (ZeRO-0)", [Mesh(1, world, 1)], 0),
         score.of("FSDP (ZeRO-3)", [Mesh(1, world, 1)], 3),
+        *([score.of("HSDP (ZeRO-3 in the node, copies across)", hybrid, 3)] if hybrid else []),
         score.of("Megatron (tp in the node, least pp, ZeRO-1)", score.megatron_meshes(), 1),
     ]
     if meshes := score.expert_meshes():

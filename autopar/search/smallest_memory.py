@@ -3,8 +3,8 @@
 `smallest_memory` minimises the fullest rank's bytes over given configurations. For one of them that
 is exact: the least a stage can take is found over all sets of recomputed blocks (the best set
 recomputes everything that frees memory and rebuilds no more than some size), and cuts minimise the
-largest of these by dynamic programming; for an interleaved one it is exact over the families of
-`interleaved`. Configurations whose bound is above the best are skipped.
+largest of these by dynamic programming; for an interleaved or zero-bubble one it is exact over
+the families of `interleaved`. Configurations whose bound is above the best are skipped.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import numpy as np
 
 from autopar.block_cost import FULL
 from autopar.cost.setting import Setting
-from autopar.search import columns, interleaved
+from autopar.search import columns, interleaved, zero_bubble
 from autopar.search.band import Band
-from autopar.search.best_first import Prices, solve_stages
+from autopar.search.best_first import solve_stages
 from autopar.search.bounds import bound
 from autopar.search.chain import Floats, Ints, interval_sum
 from autopar.search.columns import Columns
 from autopar.search.options import SearchOptions, stage_starts
 from autopar.search.partition import Table, smallest_maximum
+from autopar.search.prices import Prices
 from autopar.search.result import Choice
 from autopar.search.stages import legal_intervals
 
@@ -53,7 +54,9 @@ def smallest_memory(
                 heapq.heappush(queue, (floor, zero, index, number))
             continue
         _, chain = prices.chain(setting, alternative)
-        if setting.chunks > 1:
+        if setting.divided:
+            peak = zero_bubble.least_peak(chain, setting, recompute, starts)
+        elif setting.chunks > 1:
             peak = interleaved.least_peak(chain, setting, recompute, starts)
         else:
             peak = least_peak(columns.build(chain, setting), recompute, starts)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
 from math import gcd
 
+from autopar import zero_bubble
 from autopar.block_cost import CostProvider, ExpertProvider, SequenceProvider
 from autopar.cluster import Cluster
 from autopar.cost.setting import Setting
-from autopar.interleaving import refused
+from autopar.interleaving import LOOPED, refused
 from autopar.mesh import Mesh
 from autopar.search.options import Pins, SearchOptions, cut_ranks, stage_starts
 
@@ -144,19 +146,44 @@ def _of_mesh(
             left_out["the model was captured with another, fixed batch size"] += 1
             continue
         kinds = [(s, 1) for s in _schedule(mesh, count, pins, left_out)]
-        kinds += [("interleaved", c) for c in _chunks(mesh, count, pins, most, left_out)]
+        looped = _chunks(mesh, count, pins, most, left_out)
+        kinds += [(s, c) for s in _looped(mesh, pins, left_out) for c in looped]
         given = options.precision, options.optimizer
         found += [
-            Setting(cluster, mesh, size, count, schedule, zero, *given, chunks)
+            Setting(cluster, sharded, size, count, schedule, zero, *given, chunks)
             for schedule, chunks in kinds
             for zero in _zero_levels(mesh, pins, chunks, left_out)
+            if schedule != "zero-bubble" or zero in zero_bubble.ZERO_LEVELS
+            for sharded in _sharded(mesh, zero, pins, left_out)
         ]
     return found
 
 
+def _looped(mesh: Mesh, pins: Pins, left_out: Counter[str]) -> list[str]:
+    """The schedules in which ranks have several chunks."""
+    if pins.schedule != "zero-bubble":
+        return ["interleaved"]
+    reason = zero_bubble.refused(ep=mesh.ep, recomputes=pins.recompute == "full")
+    if reason:
+        left_out[f"zero-bubble: {reason}"] += 1
+    return [] if reason else ["zero-bubble"]
+
+
+def _sharded(mesh: Mesh, zero: int, pins: Pins, left_out: Counter[str]) -> Iterator[Mesh]:
+    """The mesh with every number of ranks that ZeRO may shard over: any divisor of the replicas."""
+    whole = zero == 0 or mesh.ep > 1 or mesh.replicas == 1
+    if pins.shard is None and whole:
+        yield mesh
+    elif whole or mesh.replicas % (pins.shard or 1):
+        left_out[f"no groups of shard={pins.shard} ranks: ZeRO-0, ep, or too few replicas"] += 1
+    else:
+        for degree in [pins.shard] if pins.shard else divisors(mesh.replicas)[1:]:
+            yield replace(mesh, dp_replicate=mesh.replicas // degree)
+
+
 def _schedule(mesh: Mesh, microbatches: int, pins: Pins, left_out: Counter[str]) -> list[str]:
     """1F1B where it is legal: GPipe takes the same time and never less memory."""
-    if pins.schedule == "interleaved" or (pins.chunks or 1) > 1:
+    if pins.schedule in LOOPED or (pins.chunks or 1) > 1:
         return []
     if microbatches >= mesh.pp:
         return [pins.schedule or "1f1b"]
@@ -170,15 +197,15 @@ def _schedule(mesh: Mesh, microbatches: int, pins: Pins, left_out: Counter[str])
 def _chunks(
     mesh: Mesh, microbatches: int, pins: Pins, most: tuple[int, str], left_out: Counter[str]
 ) -> list[int]:
-    """How many chunks each pp rank may have under interleaved 1F1B."""
-    without = pins.schedule not in (None, "interleaved") or pins.chunks == 1
+    """How many chunks each pp rank may have under interleaved 1F1B or zero-bubble."""
+    without = pins.schedule not in (None, *LOOPED) or pins.chunks == 1
     if without or mesh.pp == 1 or (pins.cuts is not None and pins.chunks is None):
         return []
     if microbatches == 1:
         left_out["one micro-batch has nothing to interleave with"] += 1
         return []
     if reason := refused(mesh.pp, microbatches):
-        left_out[f"interleaved: {reason}"] += 1
+        left_out[f"{pins.schedule or 'interleaved'}: {reason}"] += 1
         return []
     fit = most[0] // mesh.pp
     if pins.chunks is not None:

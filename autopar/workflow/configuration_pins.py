@@ -7,19 +7,23 @@ number of ranks, micro-batches from the global batch) may be left out.
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 
+from autopar import zero_bubble
 from autopar.cluster import Cluster
 from autopar.cost.optimizer import OPTIMIZERS
 from autopar.cost.setting import EVALUATED_PRECISION
 from autopar.errors import UsageError
+from autopar.interleaving import LOOPED
 from autopar.mesh import Mesh
+from autopar.plan_document import SCHEDULES
 from autopar.workflow.configuration import RECOMPUTE, Configuration
 
-NUMBERS = ("tp", "pp", "dp", "cp", "ep", "vp", "microbatch", "microbatches")
+NUMBERS = ("tp", "pp", "dp", "cp", "ep", "shard", "vp", "microbatch", "microbatches")
 WORDS = {
     "zero": ("0", "1", "2", "3"),
     "sp": ("0", "1"),
-    "schedule": ("gpipe", "1f1b", "interleaved"),
+    "schedule": SCHEDULES,
     "recompute": RECOMPUTE,
     "precision": tuple(EVALUATED_PRECISION),
     "optimizer": tuple(OPTIMIZERS),
@@ -43,7 +47,7 @@ def configuration_from_pins(
             "`autopar plan` choose",
         )
     number = {name: int(pins[name]) for name in NUMBERS if name in pins}
-    mesh = _mesh(number, cluster)
+    mesh = _sharded(_mesh(number, cluster), number.get("shard"), int(pins["zero"]))
     microbatch = number["microbatch"]
     count, rest = divmod(global_batch, mesh.dp * microbatch)
     if rest or number.get("microbatches", count) != count or not count:
@@ -54,11 +58,14 @@ def configuration_from_pins(
         )
     chunks = number.get("vp", 1)
     schedule = pins.get("schedule", "interleaved" if chunks > 1 else "1f1b")
-    if (schedule == "interleaved") != (chunks > 1) or (chunks > 1 and mesh.pp == 1):
+    if (schedule in LOOPED) != (chunks > 1) or (chunks > 1 and mesh.pp == 1):
         raise UsageError(
             f"schedule={schedule} with vp={chunks} and pp={mesh.pp}",
-            next_step="interleaved goes with vp and pp of 2 or more, the others with vp=1",
+            next_step="interleaved and zero-bubble go with vp and pp of 2 or more, the others with "
+            "vp=1",
         )
+    if schedule == "zero-bubble":
+        _check_zero_bubble(int(pins["zero"]), mesh.ep, pins["recompute"])
     return Configuration(
         cluster,
         mesh,
@@ -92,6 +99,24 @@ def _mesh(number: dict[str, int], cluster: Cluster) -> Mesh:
             next_step="ep splits these into groups: choose one of their divisors",
         )
     return mesh
+
+
+def _check_zero_bubble(zero: int, ep: int, recompute: str) -> None:
+    if reason := zero_bubble.refused(zero=zero, ep=ep, recomputes=recompute != "none"):
+        raise UsageError(f"schedule=zero-bubble: {reason}", next_step="use schedule=interleaved")
+
+
+def _sharded(mesh: Mesh, shard: int | None, zero: int) -> Mesh:
+    """The mesh with groups of `shard` replicas that ZeRO shards over; None: all of them."""
+    if shard is None or shard == mesh.replicas:
+        return mesh
+    if mesh.replicas % shard or shard == 1 or zero == 0 or mesh.ep > 1:
+        raise UsageError(
+            f"shard={shard} with zero={zero}, ep={mesh.ep} and {mesh.replicas} ranks of dp and cp",
+            next_step="ZeRO of 1 to 3 shards over groups of 2 or more of these ranks, whose number "
+            "shard divides; and over all of them with ep",
+        )
+    return replace(mesh, dp_replicate=mesh.replicas // shard)
 
 
 def _read(text: str) -> dict[str, str]:

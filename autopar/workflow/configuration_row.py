@@ -2,15 +2,17 @@
 and a `Configuration`.
 
 Columns: layers, hidden, heads, kv_heads, ffn, vocab, seq; gpu, gpu_mem_gb, n_gpus, n_nodes,
-interconnect; tp, sp, pp, vp, cp, ep, etp, dp, zero, mbs, gbs; precision, recompute, attention,
-optimizer, schedule, dp_mode, compile; n_experts, topk, with `ffn` the width of one expert. An empty
-cell means not stated.
+interconnect; tp, sp, pp, vp, cp, ep, etp, dp, shard, zero, mbs, gbs; precision, recompute,
+attention, optimizer, schedule, dp_mode, compile; n_experts, topk, with `ffn` the width of one
+expert. An empty cell means not stated. `shard` is the number of ranks that ZeRO shards over where
+that is not dp x cp; a `dp_mode` may tell it too: `FSDP=128 x DP=8`, `HSDP (shard within node)`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autopar.cost.setting import EVALUATED_PRECISION, Practice
@@ -60,6 +62,7 @@ def read_row(row: Row) -> RowConfiguration:
     cluster = reported_cluster(row, facts)
     if mesh.size != cluster.size:
         raise InexpressibleError("tp x cp x pp x dp is not the number of GPUs")
+    mesh = _sharded(row, mesh, cluster.ranks_per_node)
     microbatch = _whole(row, "mbs")
     per_rank, rest = divmod(_whole(row, "gbs"), mesh.dp)
     if rest or per_rank % microbatch:
@@ -117,6 +120,28 @@ def _mesh(row: Row) -> Mesh:
     return mesh
 
 
+def _sharded(row: Row, mesh: Mesh, per_node: int) -> Mesh:
+    """The mesh with the groups over which the row shards; `per_node`: ranks."""
+    mode = (row.get("dp_mode") or "").lower()
+    shard = _whole(row, "shard", 0)
+    if not shard and (told := re.search(r"fsdp=(\d+) ?x ?dp=(\d+)", mode)):
+        # FSDP of one rank is data parallelism.
+        shard = mesh.replicas // int(told[2]) if int(told[1]) > 1 else 0
+    elif not shard and "hsdp" in mode:
+        if not re.search(r"shard\w* (within|in)( the| a)? node", mode):
+            raise InexpressibleError("number of ranks that HSDP shards over not stated")
+        shard = max(1, per_node // mesh.tp)
+    if shard in (0, mesh.replicas):
+        return mesh
+    if mesh.replicas % shard or shard == 1:
+        raise InexpressibleError(f"sharding over {shard} of {mesh.replicas} data-parallel ranks")
+    if mesh.ep > 1:
+        raise InexpressibleError("hybrid sharding with ep")
+    if not _zero(row, mesh.pp):
+        raise InexpressibleError("hybrid sharding of ZeRO-0")
+    return replace(mesh, dp_replicate=mesh.replicas // shard)
+
+
 def _experts(row: Row) -> int:
     """Experts of a layer; 0 for a single MLP."""
     count = _whole(row, "n_experts", 0)
@@ -132,10 +157,6 @@ def _refuse(row: Row) -> None:
     for column in ("layers", "hidden", "ffn", "vocab", "seq", "n_gpus", "mbs", "gbs"):
         if not row.get(column):
             raise InexpressibleError(f"{column} not stated")
-    mode = (row.get("dp_mode") or "").lower()
-    sharded = [part for part in mode.replace("x", " ").split() if part.startswith("dp=")]
-    if "hsdp" in mode or any(part != "dp=1" for part in sharded if "fsdp=1 " not in mode):
-        raise InexpressibleError("sharding within groups of data-parallel ranks")
 
 
 def _zero(row: Row, pp: int) -> int:

@@ -186,7 +186,7 @@ def _price_key(cluster: Cluster, neighbours: int) -> tuple[object, ...]:
     kernel = device.attention.get(device.attention_kernel)
     return (
         *(device.name, device.memory_bytes_per_second, tuple(sorted(device.flops.items()))),
-        *(device.execution, device.even_experts, kernel, links),
+        *(device.execution, device.even_experts, device.overlap_experts, kernel, links),
     )
 
 

@@ -17,7 +17,8 @@ from autopar.block_cost import BlockCost
 from autopar.cost.collective import collective_time
 from autopar.cost.experts import exchange_seconds
 from autopar.op_call import STATIC, op_call
-from autopar.passes.analysis.expert_moves import expert_moves, over_replicas
+from autopar.passes.analysis.beside_exchange import hiding, known_least
+from autopar.passes.analysis.expert_moves import exposed_moves, over_replicas
 from autopar.passes.rewrite.split_experts import expert_calls
 
 
@@ -29,10 +30,11 @@ def with_parts_exchanged(block: BlockCost, graph: fx.GraphModule, axis: Axis) ->
         call = op_call(node, STATIC)
         if not over_replicas(call):
             continue
-        before = expert_moves(call, axis)
+        before = exposed_moves(call, axis, hiding(node, known_least))
         stride = axis.stride * axis.ranks
         after = exchange_seconds(call, stride, axis.cluster, parts=axis.ranks)
-        there, back = there + after[0] - before[0], back + after[1] - before[1]
+        there += after.forward - before[0]
+        back += after.backward - before[1]
         # Tokens need not be gathered for it, nor what experts make of them scattered.
         tokens = call.types[0].nbytes
         around += sum(

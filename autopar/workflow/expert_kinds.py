@@ -9,6 +9,7 @@ from math import gcd
 from torch import fx
 
 from autopar.cluster import Device
+from autopar.errors import UsageError
 from autopar.experts.operands import UP
 from autopar.passes.analysis.candidates import Candidates, candidates, ruled_calls
 from autopar.passes.rewrite.split_experts import (
@@ -38,6 +39,12 @@ def expert_count(kinds: Mapping[str, Kind], tied: Container[str]) -> tuple[int, 
             assert isinstance(up, fx.Node)
             counts.append(int(up.meta["val"].shape[0]))
     return (gcd(*counts), "") if counts else (1, NO_EXPERTS)
+
+
+def check_room(spare: int, why: str) -> None:
+    """Raises `UsageError` when `why` (of `expert_count`) says that no rank can use spare slots."""
+    if why == NO_EXPERTS:
+        raise UsageError(f"spare_experts={spare}: {why}", next_step="leave spare_experts out")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from autopar.passes.analysis.loss_form import loss_form
 from autopar.placement import Placement, Replicate, Shard
 from autopar.program import Program, copy_graph
 from autopar.workflow.block_kinds import BlockKinds, Kind
-from autopar.workflow.expert_kinds import ExpertKinds, expert_count
+from autopar.workflow.expert_kinds import ExpertKinds, check_room, expert_count
 from autopar.workflow.expert_ways import missing_ways
 from autopar.workflow.placed_blocks import PlacedBlocks, Solved, confirm, placed_blocks
 from autopar.workflow.price_bounds import (
@@ -47,7 +47,8 @@ class ModelCosts:
 
     `state_bytes`: bytes of parameter, gradient and optimizer state per byte of parameter: only
     steers which points of the frontier are tried. `split_weights`: no weight matrix is whole on a
-    tp rank that could hold a slice. Results are kept.
+    tp rank that could hold a slice. `spare_experts`: slots of a rank beyond its part of a layer's
+    experts. Results are kept.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class ModelCosts:
         state_bytes: float = 8.0,
         boundary: str | None = None,
         split_weights: bool = False,
+        spare_experts: int = 0,
     ) -> None:
         self.program = program
         self.cluster = cluster
@@ -66,6 +68,7 @@ class ModelCosts:
         self.state_bytes = state_bytes
         self.pinned_boundary = boundary
         self.split_weights = split_weights
+        self.spare_experts = spare_experts
         self.blocks = analyse_blocks(program)
         self.kinds: BlockKinds = BlockKinds(program, self.blocks, sizes, cluster)
         self.block_names = tuple(b.name for b in self.blocks.chain)
@@ -85,6 +88,8 @@ class ModelCosts:
         self._root = self
         self.ep = 1
         self._over: dict[tuple[int, int, int], ModelCosts] = {}
+        if spare_experts:
+            check_room(spare_experts, self.no_experts)
 
     def cp_degrees(self, limit: int) -> list[int]:
         """Degrees up to `limit` that divide the sequence (1 alone where there is none)."""
@@ -249,7 +254,8 @@ class ModelCosts:
         """A copy of a distinct block, rewritten for placements: what one rank runs."""
         found = self.kinds.at(microbatch)[kind]
         graph = copy_graph(found.graph)
-        to_rank_block(kind, graph, found.slots, chosen, boundary, tp, found.over(tp))
+        over = found.over(tp)
+        to_rank_block(kind, graph, found.slots, chosen, boundary, tp, over, self.cluster)
         return graph, found.slots
 
     def price(
@@ -262,7 +268,8 @@ class ModelCosts:
         key = (id(of), tp, boundary, frozenset(chosen.items()))
         if key not in self._prices:
             graph, slots = self.placed_graph(kind, tp, microbatch, chosen, boundary)
-            self._prices[key] = block_cost(kind, kind, graph, slots, self._axis(tp), self.tied)
+            known = kind, graph, slots, self._axis(tp), self.tied, self.spare_experts
+            self._prices[key] = block_cost(kind, *known)
         return self._prices[key]
 
     def _axis(self, tp: int) -> Axis:

@@ -20,11 +20,13 @@ NOTES_SHOWN = 40
 @dataclass(frozen=True)
 class Explanation:
     """What is found out about a chosen plan alone. `confirmed`: how many placement problems a
-    second solver found the same optimum for. `experts`: of a layer, where ep splits them."""
+    second solver found the same optimum for. `experts`: of a layer, where ep splits them;
+    `hidden`: the part of the seconds of their exchange that compute hides."""
 
     formula: ActivationFormula | None = None
     confirmed: int = 0
     experts: int = 0
+    hidden: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Outcome:
                 "recompute": plan.recompute_label,
                 "precision": plan.precision,
                 "optimizer": plan.optimizer,
+                "spare_experts": plan.spare_experts,
                 "boundary": plan.boundary,
                 "stages": [{"blocks": len(s.blocks), "first": s.blocks[0]} for s in plan.stages],
                 "notes": list(plan.notes),
@@ -69,6 +72,13 @@ class Outcome:
         return document
 
 
+def hidden_part(chain: ChainCost) -> float:
+    """Of the seconds that rows travel between replicas, the part that compute hides; 0 for none."""
+    hidden = sum(b.hidden_ep for b in chain.blocks)
+    exposed = sum(b.forward_ep + b.backward_ep for b in chain.blocks)
+    return hidden / (hidden + exposed) if hidden else 0.0
+
+
 def build_plan(
     program: Program,
     cluster: Cluster,
@@ -80,9 +90,10 @@ def build_plan(
     seconds: dict[str, float],
     notes: tuple[str, ...],
     more: Explanation = Explanation(),
+    spare_experts: int = 0,
 ) -> Plan:
     """The plan of a search that found one. `flops_per_sample`: forward and backward of one sample,
-    whole model."""
+    whole model; `spare_experts`: what the search was asked to leave room for."""
     choice = result.choice
     assert choice is not None
     bound = {**sizes, "batch": choice.microbatch}
@@ -99,6 +110,7 @@ def build_plan(
         zero=choice.zero,
         precision=choice.precision,
         optimizer=choice.optimizer,
+        spare_experts=spare_experts,
         boundary=choice.boundary,
         stages=choice.stages,
         placements={k: dict(v) for k, v in choice.chain.placements.items()},
@@ -119,6 +131,8 @@ def _explained(predictions: dict[str, Any], more: Explanation) -> dict[str, Any]
         predictions["activation_formula"] = more.formula.to_dict()
     if more.experts:
         predictions["experts"] = more.experts
+    if more.hidden:
+        predictions["experts_hidden"] = more.hidden
     predictions["search"]["placements_confirmed"] = more.confirmed
     return predictions
 
@@ -180,9 +194,10 @@ def _text(mesh: dict[str, int]) -> str:
 
 
 def stage_seconds(chain: ChainCost, choice: Choice) -> list[dict[str, float]]:
-    """Forward and backward (recomputation included) of every stage for one micro-batch."""
+    """Forward and backward (recomputation included) of every stage for one micro-batch; of a
+    divided backward also what is done for `weights`, which in the first stage is all."""
     costs = {b.name: b for b in chain.blocks}
-    found = []
+    found: list[dict[str, float]] = []
     for stage in choice.stages:
         ways = stage.recomputed.items()
         again = sum(costs[n].option(label).seconds for n, label in ways)
@@ -193,4 +208,7 @@ def stage_seconds(chain: ChainCost, choice: Choice) -> list[dict[str, float]]:
                 "recompute": again,
             }
         )
+        if choice.setting.divided:
+            weights = sum(costs[n].backward_weights for n in stage.blocks)
+            found[-1]["weights"] = weights if len(found) > 1 else found[-1]["backward"]
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from torch import fx
 
 from autopar.axis import Axis
@@ -9,7 +11,7 @@ from autopar.cluster import Cluster
 from autopar.op_call import STATIC, op_call
 from autopar.parts import Parts, Slot
 from autopar.passes.analysis.block_memory import block_memory
-from autopar.passes.analysis.roofline import roofline
+from autopar.passes.analysis.roofline import OpPrice, roofline
 from autopar.program import module_path, tensors_of
 from autopar.report.block_picture import BlockPicture, EdgePicture, OpPicture
 
@@ -31,7 +33,12 @@ def _picture(
     calls = [n for n in graph.graph.nodes if n.op == "call_function" and "reshard" not in n.meta]
     names = {n: str(n.meta["name_in_plan"]) for n in calls}
     placeholders = graph.graph.find_nodes(op="placeholder")
-    prices = {p.node: p for p in roofline(graph, axis)}
+    prices: dict[str, OpPrice] = {}
+    seconds: dict[str, float] = defaultdict(float)
+    for found in roofline(graph, axis):
+        # An op that exchanges rows has two prices: its own is the first.
+        prices.setdefault(found.node, found)
+        seconds[found.node] += found.cost.forward_seconds + found.cost.backward_seconds
     memory = block_memory(graph, slots).per_node
     ops = []
     for node in calls:
@@ -46,7 +53,7 @@ def _picture(
                 placement=str(node.meta["placement"]),
                 strategy=strategy.name if strategy else "",
                 flops=price.cost.forward_flops + price.cost.backward_flops,
-                seconds=price.cost.forward_seconds + price.cost.backward_seconds,
+                seconds=seconds[node.name],
                 bound=price.cost.bound,
                 saved_bytes=memory.get(node.name, 0),
                 trivial=price.trivial or price.op in TRIVIAL,

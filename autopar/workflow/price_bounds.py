@@ -7,7 +7,7 @@ from dataclasses import replace
 from autopar.axis import Axis
 from autopar.block_cost import BlockCost, Experts
 from autopar.mesh import EP
-from autopar.passes.analysis.expert_moves import expert_moves, over_replicas
+from autopar.passes.analysis.expert_moves import exposed_moves, hidings, over_replicas
 from autopar.workflow.block_kinds import Kind
 
 
@@ -16,12 +16,13 @@ def block_bound(whole: BlockCost, kind: Kind, axis: Axis) -> BlockCost:
     what ep can't do without; a tp-th part of all memory of the `whole` block."""
     forward = backward = there = back = 0.0
     tp, found = axis.ranks, kind.over(axis.ranks)
+    hidden = hidings(kind.graph, found, axis.cluster.device)
     for node, call in found.calls.items():
         priced = found.prices(node, axis.cluster.device)
         forward += min(p.cost.forward_seconds for p in priced)
         backward += min(p.cost.backward_seconds for p in priced)
         if over_replicas(call):
-            moves = [expert_moves(p.local, axis) for p in priced]
+            moves = [exposed_moves(p.local, axis, hidden[node]) for p in priced]
             there += min(m[0] for m in moves)
             back += min(m[1] for m in moves)
     return replace(
@@ -40,7 +41,12 @@ def block_bound(whole: BlockCost, kind: Kind, axis: Axis) -> BlockCost:
         reduced_transient_bytes=0,
         largest_parameter=0,
         boundary_bytes=whole.boundary_bytes // tp,
-        backward_weights=0.0,
+        delayed_bytes=0,
+        divided_transient_bytes=0,
+        loose_bytes=0,
+        # What hides the end of a step where backwards are divided: more is less of it exposed, and
+        # beyond `backward` seconds the backward would be longer itself.
+        backward_weights=backward,
         forward_ep=there,
         backward_ep=back,
         experts=Experts(whole.experts.parameters // tp, whole.experts.trainable // tp),

@@ -84,7 +84,8 @@ def reported_cluster(row: Row, facts: Mapping[str, Any]) -> Cluster:
     if facts.get("attention_kernel") in device.attention:
         device = replace(device, attention_kernel=facts["attention_kernel"])
     device = _with_attention_rate(device, facts["attention_rate"])
-    device = replace(device, execution=facts["execution"], even_experts=facts["even_experts"])
+    named = ("execution", "even_experts", "overlap_experts")
+    device = replace(device, **{name: facts[name] for name in named})
     if re.search(r"fp16|16-bit", row.get("precision") or "", re.IGNORECASE):
         # Stand-ins are captured in bfloat16; the row's products are float16.
         device = replace(device, flops={**device.flops, "bfloat16": device.flops["float16"]})

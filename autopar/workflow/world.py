@@ -12,7 +12,7 @@ import torch
 from autopar import errors
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError, PlanError, UsageError
-from autopar.mesh import AXES
+from autopar.mesh import AXES, REPLICATE, SHARD
 from autopar.plan_document import Plan
 from autopar.search.options import Pins, parse_pins
 
@@ -68,11 +68,13 @@ def world_cluster(
     if mesh is not None:
         names = mesh.mesh_dim_names or ()
         degrees: Mapping[str, int] = {n: mesh.size(i) for i, n in enumerate(names)}
+        degrees, shard = _whole_dp(degrees)
         unknown = sorted(set(degrees) - set(AXES))
         if unknown or not names:
             raise UsageError(
                 f"DeviceMesh dims are {names or 'unnamed'}",
-                next_step="name its dims pp, dp, cp and tp (any of them): they pin those degrees",
+                next_step="name its dims pp, dp, cp and tp (any of them, or dp_replicate and "
+                "dp_shard instead of dp): they pin those degrees",
             )
         pinned = replace(
             pinned,
@@ -80,8 +82,20 @@ def world_cluster(
             dp=degrees.get("dp", 1),
             cp=degrees.get("cp", 1),
             tp=degrees.get("tp", 1),
+            shard=shard or pinned.shard,
         )
     return local_cluster(size, device_type), pinned
+
+
+def _whole_dp(degrees: Mapping[str, int]) -> tuple[Mapping[str, int], int | None]:
+    """The same with one dp in place of dp_replicate and dp_shard, and over how many ranks ZeRO is
+    to shard: cp ranks hold shards too."""
+    if not {REPLICATE, SHARD} & set(degrees) or "dp" in degrees:
+        return degrees, None
+    rest = {name: size for name, size in degrees.items() if name not in (REPLICATE, SHARD)}
+    shard, copies = degrees.get(SHARD, 1), degrees.get(REPLICATE, 1)
+    ranks = shard * degrees.get("cp", 1)
+    return {**rest, "dp": copies * shard}, ranks if SHARD in degrees and ranks > 1 else None
 
 
 def local_cluster(size: int, device_type: str) -> Cluster:

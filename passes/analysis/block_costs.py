@@ -7,6 +7,7 @@ own objective must agree with it (`autopar.workflow.model_costs` asserts that fo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import NamedTuple
 
 from torch import fx
@@ -14,6 +15,7 @@ from torch import fx
 from autopar.axis import Axis
 from autopar.block_cost import BlockCost, Experts, Tied
 from autopar.cost.collective import collective_time
+from autopar.experts.spare_slots import spare_holders
 from autopar.mesh import EP
 from autopar.parts import Slot
 from autopar.passes.analysis.block_memory import block_memory
@@ -38,7 +40,23 @@ class _Held(NamedTuple):
     experts: Experts
 
 
-def _held(graph: fx.GraphModule, slots: tuple[Slot, ...], tied: Mapping[str, str]) -> _Held:
+def _room(
+    graph: fx.GraphModule, slots: tuple[Slot, ...], tied: Mapping[str, str], spare: int
+) -> dict[fx.Node, int]:
+    """Elements of spare slots, of the parameters that have them."""
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    pairs = zip(placeholders, slots, strict=True)
+    elsewhere = {node for node, slot in pairs if slot.name in tied}
+    found = spare_holders(graph, elsewhere) if spare else []
+    return {node: spare * node.meta["val"][0].numel() for node in found}
+
+
+def _held(
+    graph: fx.GraphModule,
+    slots: tuple[Slot, ...],
+    tied: Mapping[str, str],
+    room: Mapping[fx.Node, int],
+) -> _Held:
     parameters = trainable = late = largest = 0
     shared: dict[str, Tied] = {}
     shapes: list[tuple[int, ...]] = []
@@ -47,10 +65,13 @@ def _held(graph: fx.GraphModule, slots: tuple[Slot, ...], tied: Mapping[str, str
     for node, slot in zip(placeholders, slots, strict=True):
         if slot.kind != "parameter":
             continue
-        count = node.meta["val"].numel()
+        shape = tuple(map(int, node.meta["val"].shape))
+        count = node.meta["val"].numel() + room.get(node, 0)
+        if node in room:
+            shape = (count // prod(shape[1:]), *shape[1:])
         parameters += count
         trained = count if node.meta.get("requires_grad") else 0
-        own = (tuple(map(int, node.meta["val"].shape)),) if trained else ()
+        own = (shape,) if trained else ()
         shapes += own
         trainable += trained
         largest = max(largest, trained)
@@ -76,17 +97,19 @@ def block_cost(
     slots: tuple[Slot, ...],
     axis: Axis,
     tied: Mapping[str, str],
+    spare_experts: int = 0,
 ) -> BlockCost:
     """Price on one rank for one micro-batch. `tied`: parameter that other blocks hold too -> its
-    group."""
+    group. `spare_experts`: slots that a rank has beyond its part of a layer's experts."""
     found = roofline(graph, axis)
     prices = [p.cost for p in found]
     on_cp = [p.cost for p in found if p.axis == "cp"]
     on_ep = [p.cost for p in found if p.axis == EP]
     ops = [p for p in prices if p.bound != COMMUNICATION]
     moves = [p for p in prices if p.bound == COMMUNICATION]
-    held = _held(graph, slots, tied)
-    memory = block_memory(graph, slots)
+    room = _room(graph, slots, tied, spare_experts)
+    held = _held(graph, slots, tied, room)
+    memory = block_memory(graph, slots, room)
     outputs = [n.meta["val"] for n in outputs_of(graph.graph)]
     return BlockCost(
         name=name,
@@ -100,6 +123,7 @@ def block_cost(
         backward_cp=sum(p.backward_seconds for p in on_cp),
         forward_ep=sum(p.forward_seconds for p in on_ep),
         backward_ep=sum(p.backward_seconds for p in on_ep),
+        hidden_ep=sum(p.hidden for p in found),
         flops=sum(p.forward_flops + p.backward_flops for p in ops),
         parameters=held.parameters,
         trainable=held.trainable,
@@ -112,6 +136,9 @@ def block_cost(
         released_bytes=memory.released,
         forward_transient_bytes=memory.forward_transient + memory.shared,
         shared_bytes=memory.shared,
+        delayed_bytes=memory.divided.delayed,
+        divided_transient_bytes=memory.divided.most,
+        loose_bytes=memory.divided.loose,
         boundary_bytes=sum(v.nbytes for v in outputs if v.dim()),
         parameter_reduce_seconds=_seconds("all_reduce", held.late, axis) if held.late else 0.0,
         tied=held.tied,

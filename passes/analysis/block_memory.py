@@ -8,6 +8,7 @@ that keeps what the fused kernels keep (on meta it would take the unfused path).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from autopar.cost.op_cost import VIEWS
 from autopar.experts.assumed_rows import imbalance
 from autopar.op_call import STATIC, op_call
 from autopar.parts import Slot
+from autopar.passes.analysis.delayed_gradients import DividedBackward, divided_backward
 from autopar.passes.analysis.workspace import backward_workspace, forward_workspace
 from autopar.program import tensors_of
 from autopar.sequence_shards import ATTENTION, ATTENTIONS
@@ -32,7 +34,7 @@ class BlockMemory:
     at the worst moment on top of `saved`, with the gradient of a parameter that is being made;
     `reduced_transient`: with the gradients of all parameters that were made so far;
     `forward_transient`: in the forward.
-    `shared`: parameter-free values read from outside."""
+    `shared`: parameter-free values read from outside. `divided`: of a divided backward."""
 
     saved: int
     saved_inputs: int
@@ -43,6 +45,7 @@ class BlockMemory:
     reduced_transient: int
     shared: int
     per_node: dict[str, int]
+    divided: DividedBackward
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -66,8 +69,10 @@ class _FusedAttention(torch.autograd.Function):
         raise AssertionError("never run")
 
 
-def block_memory(graph: fx.GraphModule, slots: tuple[Slot, ...]) -> BlockMemory:
-    """Run a local block graph on meta tensors and account for its memory."""
+def block_memory(
+    graph: fx.GraphModule, slots: tuple[Slot, ...], room: Mapping[fx.Node, int] | None = None
+) -> BlockMemory:
+    """Account for a local block graph, run on meta. `room`: elements of gradients beyond these."""
     owned: dict[int, int] = {}
     values: dict[fx.Node, Any] = {}
     outside: set[int] = set()
@@ -109,10 +114,8 @@ def block_memory(graph: fx.GraphModule, slots: tuple[Slot, ...]) -> BlockMemory:
                 saved_at[node] = current
     saved = sum(owned.values())
     forward = _forward_peak(graph, values, owned, saved_at, outside)
-    parameters = {
-        n for n, slot in zip(placeholders, slots, strict=True) if slot.kind == "parameter"
-    }
-    backward, reduced, released = _backward_peaks(graph, values, owned, saved_at, parameters)
+    gradients = _gradient_bytes(zip(placeholders, slots, strict=True), room or {})
+    backward, reduced, released = _backward_peaks(graph, values, owned, saved_at, gradients)
     per_node = {n.name: sum(owned[k] for k in set(keys)) for n, keys in saved_at.items()}
     return BlockMemory(
         saved,
@@ -124,7 +127,16 @@ def block_memory(graph: fx.GraphModule, slots: tuple[Slot, ...]) -> BlockMemory:
         max(0, forward - saved, reduced - saved),
         shared,
         per_node,
+        divided_backward(graph, values, gradients, saved_at, owned),
     )
+
+
+def _gradient_bytes(
+    inputs: Iterable[tuple[fx.Node, Slot]], room: Mapping[fx.Node, int]
+) -> dict[fx.Node, int]:
+    """Of every parameter."""
+    kinds = {node: node.meta["val"] for node, slot in inputs if slot.kind == "parameter"}
+    return {n: v.nbytes + room.get(n, 0) * v.element_size() for n, v in kinds.items()}
 
 
 def _key(tensor: torch.Tensor) -> int:
@@ -182,11 +194,12 @@ def _backward_peaks(
     values: dict[fx.Node, Any],
     owned: dict[int, int],
     saved_at: dict[fx.Node, list[int]],
-    parameters: set[fx.Node],
+    parameters: Mapping[fx.Node, int],
 ) -> tuple[int, int, int]:
     """Most bytes alive at once in the backward: what is still saved, gradients of values, and of
     the parameters that an op reads; the same with gradients of all parameters so far; and what was
-    saved and is given back by the second of these moments.
+    saved and is given back by the second of these moments. `parameters`: bytes of the gradient of
+    each.
     """
     holders: Counter[int] = Counter()
     for keys in saved_at.values():
@@ -209,7 +222,7 @@ def _backward_peaks(
                 if source in grads:
                     continue
                 if source in parameters:
-                    made[source] = sum(t.nbytes for t in tensors_of(values[source]))
+                    made[source] = parameters[source]
                     fresh += made[source]
                     continue
                 size = sum(t.nbytes for t in tensors_of(values[source]))

@@ -12,9 +12,10 @@ from autopar.cost.op_cost import is_view
 from autopar.experts import EXPERTS
 from autopar.op_call import STATIC, OpCall, types_of
 from autopar.parts import Slot
+from autopar.passes.analysis.beside_exchange import Hiding
 from autopar.passes.analysis.blocks import local_op_names
 from autopar.passes.analysis.candidates import Candidates, local_type
-from autopar.passes.analysis.expert_moves import expert_moves
+from autopar.passes.analysis.expert_moves import NOTHING, exposed_moves, hidings
 from autopar.passes.analysis.saved_tensors import Saved, saved_by
 from autopar.passes.analysis.sequence_moves import sequence_moves
 from autopar.placement import Placement, Replicate, ReplicatePartialGrad, Shard
@@ -48,6 +49,7 @@ def build_problem(
     problem, moves = Problem(replicas=replicas), _Moves(axis)
     for prefix, graph, slots, found in parts:
         names = source_names(prefix, graph, slots)
+        hidden = hidings(graph, found, axis.cluster.device)
         types: dict[str, TensorType] = {}
         placeholders = graph.graph.find_nodes(op="placeholder")
         for node, slot in zip(placeholders, slots, strict=True):
@@ -66,7 +68,8 @@ def build_problem(
             _add_source(problem, names[node.name], kind, slot, boundary, axis, state_bytes, False)
         for node in graph.graph.nodes:
             if node.op == "call_function":
-                _add_op(problem, names, types, node.name, found, moves)
+                behind = hidden.get(node.name, NOTHING)
+                _add_op(problem, names, types, node.name, found, moves, behind)
         for node in outputs_of(graph.graph):
             if names[node.name] in types:
                 kind = types[names[node.name]]
@@ -151,6 +154,7 @@ def _add_op(
     node: str,
     found: Candidates,
     moves: _Moves,
+    behind: Hiding,
 ) -> None:
     axis = moves.axis
     call = found.calls[node]
@@ -160,7 +164,7 @@ def _add_op(
     saved = saved_by(call)
     choices = []
     for strategy, local, price in found.prices(node, axis.cluster.device):
-        exchange = sum(expert_moves(local, axis))
+        exchange = sum(exposed_moves(local, axis, behind))
         if move := sequence_moves(local, axis):
             exchange = move[1] + move[2]
         choices.append(

@@ -15,14 +15,18 @@ come from prices found by bisection: the slope between two neighbours is the nex
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from math import gcd
 
 from torch import fx
 
 from autopar.axis import Axis
 from autopar.block_cost import PartialRecompute
+from autopar.experts import EXCHANGED
+from autopar.op_call import STATIC, op_call
 from autopar.parts import Slot
+from autopar.passes.analysis.beside_exchange import hiding, known_least
+from autopar.passes.analysis.expert_moves import exposed_moves
 from autopar.passes.analysis.kept_values import KeptValues, kept_values
 from autopar.passes.analysis.roofline import COMMUNICATION, roofline
 from autopar.program import outputs_of
@@ -48,19 +52,18 @@ def recompute_frontier(
     waiting = sum(
         n.meta["val"].nbytes for n in outputs_of(graph.graph) if n.meta.get("requires_grad")
     )
-    prices = {p.node: p.cost for p in roofline(graph, axis)}
+    prices = again_prices(graph, axis)
     names = op_names(graph)
-    seconds = [sum(prices[n.name].forward_seconds for n in u.nodes) for u in found.units]
+    seconds = [sum(sum(prices(n, u.nodes)) for n in u.nodes) for u in found.units]
 
     def corner(again: frozenset[int], label: str) -> PartialRecompute:
         nodes = [n for i in sorted(again) for n in found.units[i].nodes]
-        costs = [prices[n.name] for n in nodes]
-        comm = sum(c.forward_seconds for c in costs if c.bound == COMMUNICATION)
+        costs = [prices(n, nodes) for n in nodes]
         return PartialRecompute(
             label,
             tuple(names[n] for n in nodes),
-            sum(c.forward_seconds for c in costs if c.bound != COMMUNICATION),
-            comm,
+            sum(compute for compute, _ in costs),
+            sum(comm for _, comm in costs),
             found.kept(again),
             found.rebuilt(again) + max(0, waiting + found.passing(again) - transient),
         )
@@ -68,6 +71,26 @@ def recompute_frontier(
     points = [(found.kept(s), sum(seconds[i] for i in s), s) for s in corners(found, seconds)]
     chosen = [again for _, _, again in thinned(points, MOST_SETS + 1) if again]
     return tuple(corner(again, f"set {i}") for i, again in enumerate(chosen, 1))
+
+
+def again_prices(
+    graph: fx.GraphModule, axis: Axis
+) -> Callable[[fx.Node, Collection[fx.Node]], tuple[float, float]]:
+    """Seconds of compute and of communication of an op when it runs again together with others:
+    an exchange of rows is hidden by those of them alone that run beside it."""
+    found: dict[str, list[float]] = {}
+    for price in roofline(graph, axis):
+        times = found.setdefault(price.node, [0.0, 0.0])
+        times[price.cost.bound == COMMUNICATION] += price.cost.forward_seconds
+
+    def prices(node: fx.Node, together: Collection[fx.Node]) -> tuple[float, float]:
+        compute, comm = found[node.name]
+        if getattr(node.target, "_opname", "") != EXCHANGED:
+            return compute, comm
+        hidden = hiding(node, lambda n: known_least(n) if n in together else (0.0, 0.0))
+        return compute, exposed_moves(op_call(node, STATIC), axis, hidden)[0]
+
+    return prices
 
 
 def thinned(

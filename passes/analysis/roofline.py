@@ -13,7 +13,8 @@ from autopar.cost.op_cost import OpCost, is_view, op_cost
 from autopar.experts import EXCHANGED
 from autopar.mesh import EP
 from autopar.op_call import STATIC, op_call
-from autopar.passes.analysis.expert_moves import expert_moves, over_replicas
+from autopar.passes.analysis.beside_exchange import hiding, known_least
+from autopar.passes.analysis.expert_moves import expert_moves, exposed_moves, over_replicas
 from autopar.passes.analysis.flops import forward_flops
 from autopar.passes.analysis.sequence_moves import sequence_moves
 from autopar.program import module_path, tensors_of
@@ -24,7 +25,8 @@ COMMUNICATION = "communication"
 @dataclass(frozen=True, slots=True)
 class OpPrice:
     """One op of a block as priced: for the roofline table and the picture. `axis`: cp for the
-    messages of splitting the sequence, ep for those between ranks that split experts."""
+    messages of splitting the sequence, ep for those between ranks that split experts. `hidden`:
+    seconds of messages, forward and backward, that are not in the cost: compute hides them."""
 
     node: str
     op: str
@@ -32,6 +34,7 @@ class OpPrice:
     cost: OpCost
     trivial: bool
     axis: str = ""
+    hidden: float = 0.0
 
 
 def roofline(graph: fx.GraphModule, axis: Axis) -> list[OpPrice]:
@@ -52,9 +55,12 @@ def roofline(graph: fx.GraphModule, axis: Axis) -> list[OpPrice]:
         cost = op_cost(call, forward_flops(node, call), axis.cluster.device)
         prices.append(OpPrice(node.name, call.op_name, call.path, cost, is_view(call)))
         if call.op_name == EXCHANGED:
-            cost = OpCost(*expert_moves(call, axis), 0.0, 0.0, 0.0, COMMUNICATION)
+            behind = hiding(node, known_least)
+            seconds = exposed_moves(call, axis, behind)
+            cost = OpCost(*seconds, 0.0, 0.0, 0.0, COMMUNICATION)
             over = EP if over_replicas(call) else ""
-            prices.append(OpPrice(node.name, "all_to_all", call.path, cost, False, over))
+            hidden = sum(expert_moves(call, axis)) - sum(seconds)
+            prices.append(OpPrice(node.name, "all_to_all", call.path, cost, False, over, hidden))
     return prices
 
 

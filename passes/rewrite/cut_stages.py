@@ -6,11 +6,13 @@ embed, layers 0-15 | layers 16-31, head   ->   stage 0: … send(add_54)
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from torch import fx
 
 from autopar.errors import PlanError
+from autopar.experts.spare_slots import spare_holders
 from autopar.mesh import EP
 from autopar.op_call import Bindings, types_of
 from autopar.parts import Parts
@@ -75,11 +77,14 @@ def _parameters(parts: Parts, blocks: Blocks) -> dict[str, ParameterSpec]:
     items = {i.name: i for i in parts.program.inputs}
     nodes = {n.name: n for n in parts.program.graph.find_nodes(op="placeholder")}
     specs: dict[str, ParameterSpec] = {}
+    readers = Counter(name for block in blocks.chain for name in dict.fromkeys(block.parameters))
     for block in blocks.chain:
         graph = parts.graphs[block.kind]
-        for name, local in zip(
-            block.parameters, graph.graph.find_nodes(op="placeholder"), strict=False
-        ):
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        pairs = list(zip(block.parameters, placeholders, strict=False))
+        shared = {local for name, local in pairs if readers[name] > 1}
+        roomy = set(spare_holders(graph, shared)) if parts.decided.spare_experts else set()
+        for name, local in pairs:
             fqn, value = items[name].target, nodes[name].meta["val"]
             placement: Placement = local.meta["placement"]
             before = specs.get(fqn)
@@ -100,6 +105,7 @@ def _parameters(parts: Parts, blocks: Blocks) -> dict[str, ParameterSpec]:
                 bool(nodes[name].meta.get("requires_grad")),
                 tuple(stages),
                 over_ep,
+                parts.decided.spare_experts if local in roomy else 0,
             )
     return specs
 
@@ -136,6 +142,7 @@ def _stage(
             inputs=tuple(n.name for n in b.reads),
             outputs=tuple(n.name for n in b.writes),
             over_ep=frozenset(t for n in b.parameters if specs[t := items[n].target].over_ep),
+            spare={t: n for p in b.parameters if (n := specs[t := items[p].target].spare)},
         )
         for b in held
     ]

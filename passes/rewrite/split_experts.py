@@ -21,6 +21,7 @@ from autopar.experts.operands import TENSORS, is_expert_call, own_arguments
 from autopar.marks import REPLICATE
 from autopar.mesh import EP
 from autopar.parts import Parts, Slot
+from autopar.passes.analysis.beside_exchange import mark_beside
 from autopar.passes.rewrite.specialize import run_on_meta
 
 # Of the operands, those that hold the experts.
@@ -81,7 +82,8 @@ def held_slots(graph: fx.GraphModule, slots: tuple[Slot, ...]) -> list[Slot]:
 
 
 def split_experts(graph: fx.GraphModule, ranks: int) -> bool:
-    """Edit a static block graph in place; whether it has experts."""
+    """Edit a static block graph in place, and mark what can run beside the exchanges; whether it
+    has experts."""
     found = expert_calls(graph)
     for node in found:
         for operand in _held(node):
@@ -94,6 +96,8 @@ def split_experts(graph: fx.GraphModule, ranks: int) -> bool:
         target: Any = torch.ops.autopar.exchanged_experts.default
         node.target = target
         run_on_meta(node)
+    for node in found:
+        mark_beside(graph.graph, node)
     if found:
         graph.recompile()
     return bool(found)

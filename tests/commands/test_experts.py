@@ -11,6 +11,9 @@ from typer.testing import CliRunner
 from autopar.cli import app
 from autopar.errors import UsageError
 from autopar.experts.assignment import Assignment
+from autopar.experts.diagnosis import Routing
+from autopar.experts.history import RoutingHistory
+from autopar.experts.load import LayerLoad
 
 LOAD = {"layers.0": [80, 70, 10, 20], "layers.1": [5, 5, 5, 5]}
 
@@ -41,6 +44,10 @@ def test_json_and_replicas(tmp_path: Path) -> None:
     found = json.loads(run(write(tmp_path, LOAD), "--ranks", "2", "--replicas", "2", "--json"))
     layers = found["assignment"]["layers"]
     assert sum(len(ranks) for ranks in layers["layers.0"]["holders"]) == 6
+    assert found["assignment"]["spare_experts"] == 1
+    text = run(write(tmp_path, LOAD), "--ranks", "2", "--replicas", "2")
+    assert "under a plan with --spare-experts 1" in text
+    assert "--spare-experts" not in run(write(tmp_path, LOAD), "--ranks", "2")
     assert found["routing"]["layers"]["layers.0"]["rows_of_ranks"] == [150, 30]
 
 
@@ -63,3 +70,12 @@ def test_errors_name_the_thing(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             run(*arguments)
+
+
+def test_a_history_is_a_load_too(tmp_path: Path) -> None:
+    history = RoutingHistory()
+    history.add(0, Routing({n: LayerLoad(tuple(rows)) for n, rows in LOAD.items()}), {"aux": 0.5})
+    path = write(tmp_path, history.to_dict())
+    found = json.loads(run(path, "--ranks", "2", "--json"))
+    assert found["history"] == history.to_dict()["history"]
+    assert found["routing"]["layers"]["layers.0"]["rows"] == LOAD["layers.0"]

@@ -11,6 +11,7 @@ import torch
 import autopar.experts.op  # noqa: F401 - registers the op
 from autopar.cluster import Cluster
 from autopar.cost.experts import (
+    ExchangeTime,
     backward_flops,
     busiest_rows,
     exchange_seconds,
@@ -93,8 +94,10 @@ def test_exchanges_cost_by_the_links_they_cross() -> None:
     spread = replace(call(TOKENS // 8, EXPERTS // 8), args=spread_arguments(call().args, 8))
     inside = exchange_seconds(spread, 1, H100)
     across = exchange_seconds(spread, 4, H100)
-    assert 0 < inside[1] <= inside[0] < across[0]
-    assert exchange_seconds(call(), 1, H100) == (0.0, 0.0)
+    assert 0 < inside.backward <= inside.forward < across.forward
+    # Numbers of rows and their weights travel there as well.
+    assert inside.there > inside.back == inside.gradient_back < inside.gradient_there
+    assert exchange_seconds(call(), 1, H100) == ExchangeTime()
     # As many rows come to a rank as under experts alone.
     alone = experts_time(call(here=EXPERTS // 8), H100.device)
     assert experts_time(spread, H100.device).forward.seconds == pytest.approx(
@@ -127,8 +130,8 @@ def test_a_published_layer() -> None:
     layer = replace(layer, args=spread_arguments(layer.args, 8))
     cluster = Cluster.parse("h100:1x8")
     time, exchanges = experts_time(layer, cluster.device), exchange_seconds(layer, 1, cluster)
-    assert time.forward.seconds + exchanges[0] == pytest.approx(4.327e-3, rel=0.15)
-    assert time.backward + exchanges[1] == pytest.approx(7.684e-3, rel=0.2)
+    assert time.forward.seconds + exchanges.forward == pytest.approx(4.327e-3, rel=0.15)
+    assert time.backward + exchanges.backward == pytest.approx(7.684e-3, rel=0.2)
 
 
 def test_even_routers_leave_no_rank_more_than_its_share() -> None:
@@ -144,6 +147,6 @@ def test_a_part_of_the_rows_each_sends_less_between_nodes() -> None:
     spread = replace(call(), args=spread_arguments(call().args, 8))
     whole = exchange_seconds(spread, 4, H100)
     parts = exchange_seconds(spread, 4, H100, parts=4)
-    assert parts[0] < whole[0] and parts[1] < whole[1]
+    assert parts.forward < whole.forward and parts.backward < whole.backward
     # Not a fourth of it: what comes is gathered inside the node.
-    assert parts[0] > whole[0] / 4
+    assert parts.forward > whole.forward / 4

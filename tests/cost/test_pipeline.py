@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.pipelining import ScheduleInterleavedZeroBubble
 
-from autopar.cost.pipeline import actions, in_flight, makespan, simulate
+from autopar.cost.pipeline import Action, actions, in_flight, makespan, simulate
 from autopar.errors import UsageError
-from autopar.interleaving import round_size
+from autopar.interleaving import refused, round_size
 
 SCHEDULES = st.sampled_from(["gpipe", "1f1b"])
 
@@ -144,6 +145,57 @@ def test_chunks_shrink_the_bubble_by_their_number(stages, groups, chunks, forwar
     )
     closed = (microbatches + (stages - 1) / chunks) * (forward + backward)
     assert makespan(events) == pytest.approx(closed, rel=1e-9)
+
+
+def test_zero_bubble_as_text():
+    first, last = actions("zero-bubble", 2, 2, 2)
+    assert " ".join(map(str, first)) == "F0 F1 F0.1 F1.1 I0.1 W0.1 I1.1 W1.1 I0 W0 I1 W1"
+    assert " ".join(map(str, last)) == "F0 F1 F0.1 I0.1 F1.1 I1.1 W0.1 I0 W1.1 I1 W0 W1"
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+@pytest.mark.parametrize("chunks", [2, 3, 4])
+def test_zero_bubble_is_the_order_of_torch(stages, chunks):
+    kinds = {"FORWARD": "F", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+    for microbatches in (n for n in range(1, 26) if not refused(stages, n)):
+        # Only the numbers that the order is made from: no process group is needed for it.
+        torchs = object.__new__(ScheduleInterleavedZeroBubble)
+        torchs.pp_group_size, torchs.n_local_stages = stages, chunks
+        torchs._n_microbatches = microbatches
+        torchs.microbatches_per_round = microbatches // max(1, microbatches // stages)
+        for rank, order in enumerate(actions("zero-bubble", stages, microbatches, chunks)):
+            expected = [
+                Action(kinds[a.computation_type.name], a.microbatch_index, a.stage_index // stages)
+                for a in torchs._calculate_single_rank_operations(rank)
+                if a is not None
+            ]
+            assert order == expected
+
+
+@given(
+    stages=st.integers(2, 5),
+    groups=st.integers(1, 4),
+    chunks=st.integers(2, 4),
+    forward=st.floats(0.1, 5),
+)
+def test_equal_halves_leave_a_third_of_the_bubble(stages, groups, chunks, forward):
+    """Where a forward and both halves take as long: (p - 1) / v forwards instead of three times as
+    much."""
+    microbatches, parts = stages * groups, stages * chunks
+    each = [forward / chunks] * parts
+    events = simulate(
+        each, [2 * t for t in each], microbatches, "zero-bubble", chunks=chunks, weights=each
+    )
+    closed = (3 * microbatches + (stages - 1) / chunks) * forward
+    assert makespan(events) == pytest.approx(closed, rel=1e-9)
+    at = {(e.stage, e.chunk, e.kind, e.microbatch): e for e in events}
+    assert len(at) == 3 * parts * microbatches
+    for (stage, chunk, kind, i), event in at.items():
+        if kind == "W":
+            assert event.start >= at[stage, chunk, "I", i].end - 1e-9
+        if kind == "I" and (stage, chunk) != (stages - 1, chunks - 1):
+            behind = (stage + 1, chunk) if stage + 1 < stages else (0, chunk + 1)
+            assert event.start >= at[*behind, "I", i].end - 1e-9
 
 
 def test_chunks_need_the_interleaved_schedule_and_a_pipeline():

@@ -87,6 +87,36 @@ def test_zero_3_gathers_in_both_directions():
     assert times.end_dp == times.end_first == 0
 
 
+def hybrid(zero, m=4, per_node=0):
+    """Eight ranks that shard over four; `per_node`: four of them have a link of their own."""
+    found = setting(dp=8, zero=zero, m=m)
+    links = (Link("n", 4, 1e9, 1e-6), Link("l", 8, 1e9, 1e-6)) if per_node else found.cluster.links
+    cluster = replace(found.cluster, links=links)
+    return replace(found, cluster=cluster, mesh=Mesh(1, 8, 1, dp_replicate=2))
+
+
+def test_hybrid_sharding_sums_a_quarter_over_the_copies_in_the_last_backward():
+    """4 s to gather or scatter, 2 x 1 s to sum the shards. On the same link these come after the
+    reduce-scatter: nothing of a backward of 2.5 s is left."""
+    assert dp_collectives(BLOCK, hybrid(1)) == (4.0, 4.0)
+    for zero in (1, 2, 3):
+        times = block_times(BLOCK, hybrid(zero))
+        alone = block_times(BLOCK, setting(dp=4, zero=zero))
+        assert times.dp_kept == alone.dp_kept
+        assert times.end_dp == pytest.approx(alone.end_dp + 2.0)
+        assert times.end_first == pytest.approx(alone.end_first)
+    assert block_times(BLOCK, hybrid(1)).end_optimizer == alone.end_optimizer
+
+
+def test_copies_are_summed_beside_the_scatter_where_they_have_a_link_of_their_own():
+    for zero, other in ((1, 4.0), (2, 4.0), (3, 8.0)):
+        times = block_times(BLOCK, hybrid(zero, per_node=4))
+        alone = block_times(BLOCK, setting(dp=4, zero=zero))
+        assert times.end_dp == pytest.approx(alone.end_dp + behind(2.0, other))
+        # Nothing hides those of a stage's first block.
+        assert times.end_dp + times.end_first == pytest.approx(alone.end_dp + alone.end_first + 2.0)
+
+
 def test_hidden_communication_slows_compute_and_the_first_gather_is_exposed():
     light = replace(BLOCK, parameters=10, trainable=10)
     times = block_times(light, setting(zero=3))

@@ -87,6 +87,11 @@ def qwen3_moe_auxiliary_loss() -> Toy:
     return model, {**inputs, "attention_mask": mask}
 
 
+def qwen2_moe() -> Toy:
+    """With shared experts, behind a gate of their own."""
+    return _toy("qwen2_moe", decoder_sparse_step=1, shared_expert_intermediate_size=16)
+
+
 def olmoe() -> Toy:
     return _toy("olmoe")
 
@@ -110,6 +115,44 @@ def deepseek_v3() -> Toy:
         v_head_dim=8,
         head_dim=4,
     )
+
+
+def deepseek_v2() -> Toy:
+    return _toy(
+        "deepseek_v2",
+        n_routed_experts=4,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        head_dim=4,
+    )
+
+
+def ernie4_5_moe() -> Toy:
+    return _toy("ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_num_shared_experts=1)
+
+
+def glm4_moe() -> Toy:
+    return _toy("glm4_moe", n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=1)
+
+
+def granitemoe() -> Toy:
+    return _toy("granitemoe")
+
+
+def minimax() -> Toy:
+    """Linear attention in the first layer."""
+    return _toy("minimax")
+
+
+def jamba() -> Toy:
+    """A state-space layer, then one of attention; experts in every second layer."""
+    kinds = {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False}
+    return _toy("jamba", **kinds)
 
 
 def mixtral_limited() -> Toy:

@@ -71,7 +71,7 @@ class Planner:
         tp, boundary = plan.mesh.tp, Placement.parse(plan.boundary)
         known = self._costs.items()
         costs = next(c for (n, b), c in known if n == plan.mesh.size and b in (None, plan.boundary))
-        costs = costs.over(plan.mesh.cp, tp)
+        costs = costs.over(plan.mesh.cp, tp, plan.mesh.ep)
         sets: dict[str, dict[str, tuple[str, ...]]] = {}
         for kind in plan.kinds:
             chosen = plan.placements.get(kind, {})

@@ -18,6 +18,7 @@ TWO_RANKS = {
     "tp2 sequence-parallel": "tp=2,pp=1,dp=1,weights=split,boundary=S(1)",
     "pp2": "tp=1,pp=2,dp=1,microbatches=4",
     "pp2 two chunks": "tp=1,pp=2,dp=1,microbatches=4,chunks=2",
+    "pp2 zero-bubble": "tp=1,pp=2,dp=1,microbatches=4,chunks=2,schedule=zero-bubble",
     "pp2 gpipe recompute": "tp=1,pp=2,dp=1,microbatches=4,schedule=gpipe,recompute=full",
     "dp2 zero0": "tp=1,pp=1,dp=2,zero=0,microbatches=2",
     "dp2 zero1": "tp=1,pp=1,dp=2,zero=1,microbatches=2",
@@ -38,6 +39,21 @@ FOUR_RANKS = {
     ),
     "dp2 pp2 two chunks zero1": "tp=1,pp=2,dp=2,zero=1,microbatches=2,chunks=2",
     "dp2 pp2 two chunks zero3": "tp=1,pp=2,dp=2,zero=3,microbatches=4,chunks=2,recompute=full",
+    "dp4 shard2 zero1": "tp=1,pp=1,dp=4,shard=2,zero=1,microbatches=2",
+    "dp4 shard2 zero2": "tp=1,pp=1,dp=4,shard=2,zero=2,microbatches=2",
+    "dp4 shard2 zero3 recompute": ("tp=1,pp=1,dp=4,shard=2,zero=3,microbatches=2,recompute=full"),
+    "tp2 pp2 zero-bubble": (
+        "tp=2,pp=2,dp=1,weights=split,microbatches=4,chunks=2,schedule=zero-bubble"
+    ),
+    "tp2 pp2 sequence-parallel zero-bubble": (
+        "tp=2,pp=2,dp=1,weights=split,boundary=S(1),microbatches=4,chunks=2,schedule=zero-bubble"
+    ),
+    "dp2 pp2 zero-bubble zero0": (
+        "tp=1,pp=2,dp=2,zero=0,microbatches=4,chunks=2,schedule=zero-bubble"
+    ),
+    "dp2 pp2 zero-bubble zero1": (
+        "tp=1,pp=2,dp=2,zero=1,microbatches=2,chunks=3,schedule=zero-bubble"
+    ),
     "dp2 pp2 zero3 recompute": "tp=1,pp=2,dp=2,zero=3,microbatches=2,recompute=full",
 }
 
@@ -65,12 +81,26 @@ def _run(model: str, layouts: dict[int, dict[str, str]], steps: int = 0) -> dict
 @pytest.mark.parametrize("model", ARCHITECTURES)
 def test_every_layout_equals_one_device(model: str) -> None:
     verdicts = _run(model, {2: TWO_RANKS, 4: FOUR_RANKS})
-    assert len(verdicts) == 19
+    assert len(verdicts) == 27
     assert_equal(verdicts)
 
 
+def test_hybrid_shards_beside_other_axes_equal_one_device() -> None:
+    layouts = {
+        "tp2": "tp=2,pp=1,dp=4,shard=2,zero=3,microbatches=2,weights=split,boundary=S(1)",
+        "pp2": "tp=1,pp=2,dp=4,shard=2,zero=1,microbatches=2",
+        "pp2 two chunks": "tp=1,pp=2,dp=4,shard=2,zero=3,microbatches=2,chunks=2",
+        "cp2": "tp=1,pp=1,cp=2,dp=4,shard=4,zero=3,microbatches=2,recompute=full",
+        "cp2 apart": "tp=1,pp=1,cp=2,dp=4,shard=2,zero=2,microbatches=2",
+    }
+    verdicts = _run("gpt2", {8: layouts}, steps=3)
+    assert_equal(verdicts)
+    for verdict in verdicts.values():
+        assert verdict.parameter_error < 1e-3
+
+
 def test_ten_adamw_steps_stay_together() -> None:
-    names = ("tp2 pp2", "dp2 tp2 zero3", "dp2 pp2 zero1")
+    names = ("tp2 pp2", "dp2 tp2 zero3", "dp2 pp2 zero1", "dp2 pp2 zero-bubble zero1")
     verdicts = _run("gpt2", {4: {n: FOUR_RANKS[n] for n in names}}, steps=10)
     assert_equal(verdicts)
     for verdict in verdicts.values():

@@ -77,7 +77,9 @@ def test_other_ways_to_split_are_equal(model: str, factor: str) -> None:
     _check(model, {2: (f"tp=2,{pins}",)}, factor)
 
 
-@pytest.mark.parametrize("model", ["mixtral", slow("gpt_oss"), slow("mixtral_idle_expert")])
+@pytest.mark.parametrize(
+    "model", ["mixtral", slow("gpt_oss"), slow("mixtral_idle_expert"), slow("qwen2_moe")]
+)
 def test_all_to_all_equals_one_device(model: str) -> None:
     four = (
         f"tp=4,{TP}",
@@ -113,12 +115,21 @@ OVER_REPLICAS = (
 
 @pytest.mark.parametrize(
     "model",
-    ["mixtral", slow("mixtral_idle_expert"), slow("mixtral_top1"), slow("gpt_oss")]
+    ["mixtral", "qwen2_moe", slow("mixtral_idle_expert"), slow("mixtral_top1"), slow("gpt_oss")]
     + [slow("qwen3_moe"), slow("olmoe"), slow("deepseek_v3")],
 )
 def test_experts_split_by_replicas_equal_one_device(model: str) -> None:
     """The ranks of dp and cp split them; where tp is more than 1, it splits each expert too."""
     _check_replicas(model, OVER_REPLICAS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model", ["deepseek_v2", "ernie4_5_moe", "glm4_moe", "granitemoe", "minimax", "jamba"]
+)
+def test_more_families(model: str) -> None:
+    pins = "pp=1,tp=1,dp=4,ep=4,zero=1", "pp=1,tp=2,dp=2,ep=2,zero=3,weights=split"
+    _check_replicas(model, pins)
 
 
 @pytest.mark.parametrize("model", ["mixtral_auxiliary_loss", slow("qwen3_moe_auxiliary_loss")])
@@ -131,6 +142,26 @@ def test_a_loss_that_balances_experts_is_of_the_whole_batch(model: str) -> None:
         "pp=2,tp=1,dp=2,ep=2,zero=2",
     )
     _check_replicas(model, pins)
+
+
+def _in_part(text: str) -> dict[str, Verdict]:
+    planner = Planner.of(text)
+    found = {}
+    for nproc, pins in ((2, "pp=1,tp=1,dp=2,ep=2"), (4, "pp=1,tp=1,dp=4,ep=4,zero=3")):
+        plan = planner.plan(nproc, pins)
+        # Cheap ops alone; and all but what nothing needs, the exchange among them.
+        parts = [planner.in_part(plan, corner) for corner in (0, -1)]
+        assert "exchanged_experts" in {o for s in parts[1].reruns.values() for o in s["set"]}
+        cases = [Case(text, pins, plan=part.to_dict()) for part in parts]
+        arguments = (text, cases, planner.program)
+        by_rank = run_on_forks(verify_plans, nproc, arguments, timeout_seconds=200)
+        found |= {f"{pins} {i}": verdict for i, verdict in enumerate(by_rank[0])}
+    return found
+
+
+@pytest.mark.parametrize("model", ["qwen2_moe", slow("deepseek_v3"), slow("mixtral")])
+def test_exchanges_beside_shared_experts_run_again(model: str) -> None:
+    assert_equal(run_planner(_in_part, f"{MODELS}:{model}"))
 
 
 def test_a_limit_that_no_expert_reaches_changes_nothing() -> None:

@@ -14,17 +14,25 @@ from tests.end_to_end.training import (
 from tests.warm_ranks import run_on_ranks
 
 
-def test_a_training_loop_on_a_device_mesh_equals_one_device() -> None:
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [(("pp", "tp"), "pp2 dp1 tp2"), (("dp_replicate", "dp_shard"), "pp1 dp4 tp1 shard2")],
+)
+def test_a_training_loop_on_a_device_mesh_equals_one_device(
+    names: tuple[str, ...], told: str
+) -> None:
     """GPT-2's embedding is tied across the two stages; clipping needs the norm over both."""
-    results = run_on_ranks(on_a_device_mesh, 4, ((2, 2), ("pp", "tp")), timeout_seconds=200)
+    results = run_on_ranks(on_a_device_mesh, 4, ((2, 2), names), timeout_seconds=200)
     losses, norms = one_device()
     for mesh, (found_losses, found_norms) in results:
-        assert mesh == "pp2 dp1 tp2"
+        assert mesh == told
         assert found_losses == pytest.approx(losses, rel=1e-5)
         assert found_norms == pytest.approx(norms, rel=1e-5)
 
 
-@pytest.mark.parametrize("pins", ["dp=2,tp=2,zero=3,weights=split", "pp=2,cp=2,zero=1"])
+@pytest.mark.parametrize(
+    "pins", ["dp=2,tp=2,zero=3,weights=split", "pp=2,cp=2,zero=1", "dp=4,shard=2,zero=3"]
+)
 def test_adafactor_of_shards_and_pieces_equals_one_device(pins: str) -> None:
     """GPT-2's attention weights are held in pieces; its state continues in another program."""
     expected = adafactor_on_one_device()

@@ -104,6 +104,15 @@ def test_a_hot_expert_is_replicated() -> None:
     assert shared.busiest == shared.bound == 75 and shared.optimal
 
 
+def test_slots_that_a_plan_has_to_have() -> None:
+    load = {"a": [9.0, 1, 1, 1], "b": [1.0, 1, 1, 1]}
+    assert assign_experts(load, 2).spare_experts == 0
+    assert assign_experts(load, 2, replicas=2).spare_experts == 1
+    free = assign_experts(load, 2, most=4)
+    assert free.layers["a"].most == 3 and free.spare_experts == 1
+    assert assign_experts(load, 4, replicas=4).layers["a"].most == 2
+
+
 def test_free_counts_leave_a_hot_expert_alone() -> None:
     load = {"a": [100, 10, 10, 10, 10, 10]}
     layer = assign_experts(load, 2, most=5).layers["a"]
@@ -172,6 +181,7 @@ def test_round_trip_and_file(tmp_path: Path) -> None:
     ("load", "ranks", "more", "said"),
     [
         ({"a": [1] * 6}, 4, {}, "6 experts of layer 'a' do not divide by 4 ranks"),
+        ({"a": [1] * 4}, 4, {"replicas": 2}, "2 on a rank run under a plan with spare_experts=1"),
         ({"a": [1] * 4}, 8, {}, "8 ranks for the 4 experts"),
         ({"a": [1, -1]}, 2, {}, "expert 1 of layer 'a' is -1"),
         ({"a": [1, float("nan")]}, 2, {}, "expert 1 of layer 'a' is nan"),

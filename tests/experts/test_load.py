@@ -20,6 +20,15 @@ def test_numbers_of_a_skewed_layer() -> None:
     assert layer.entropy == pytest.approx(expected)
 
 
+def test_ranks_with_copies_and_empty_places() -> None:
+    """Expert 0 has three copies, ranks 4, 1 and 3 experts."""
+    layer = LayerLoad((30, 4, 6, 2), 3, order=(0, 1, 2, 3, 0, -1, -1, -1, 0, -1, -1, -1))
+    assert layer.of_ranks == (22, 10, 10)
+    assert layer.rank_imbalance == 22 * 3 / 42
+    unequal = LayerLoad((30, 4, 6, 2), 2, order=(0, -1, -1, 1, 2, 3))
+    assert unequal.of_ranks == (30, 12)
+
+
 def test_even_and_empty_and_single() -> None:
     assert LayerLoad((3, 3, 3)).entropy == pytest.approx(1)
     assert LayerLoad((9, 0, 0)).entropy == 0

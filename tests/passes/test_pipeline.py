@@ -35,10 +35,12 @@ def test_order() -> None:
         "place",
         "insert-collectives",
         "localize-shapes",
+        "order-exchanges",
         "own-random",
         "cut-stages",
         "sum-statistics",
         "mark-recompute",
+        "tell-loss-terms",
     ]
     assert len(front_pipeline()) + len(back_pipeline()) == len(default_pipeline())
 

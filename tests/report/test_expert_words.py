@@ -34,6 +34,14 @@ def test_what_each_rank_holds(ep: int, part: str, rest: str) -> None:
     assert f"ep {ep}</b> within the replicas" in render(with_ep(ep), (), None)
 
 
+def test_how_much_of_the_exchange_is_hidden() -> None:
+    plan = with_ep(4)
+    assert "behind shared experts" not in expert_sentence(plan)
+    plan = replace(plan, predicted={**plan.predicted, "experts_hidden": 0.625})
+    assert "(all-to-all), 62% of that time behind shared experts; 2 ranks" in expert_sentence(plan)
+    assert Plan.from_dict(plan.to_dict()) == plan
+
+
 def test_without_ep_nothing_is_said_of_it() -> None:
     plan = sample.make_plan()
     assert expert_sentence(plan) == "" and "ep rank" not in printed(plan)

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from autopar.report.limits import limits
+from autopar.report.text import schedule_name
 from autopar.report.timeline import TimelineEvent, simulated, split_recompute, window
 from tests.report import sample
 
@@ -71,3 +73,24 @@ def test_chunks_are_told_apart_and_each_recomputes_its_own() -> None:
         if event.kind == "recompute":
             stage = event.chunk * 2 + event.stage
             assert event.end - event.start == pytest.approx(0.1 * stage)
+
+
+def test_halves_of_backwards_are_drawn_apart() -> None:
+    plan = sample.make_plan()
+    seconds = [{"forward": 1.0, "backward": 2.0, "recompute": 0.0, "weights": 1.0}] * 4
+    plan = replace(
+        plan,
+        mesh=replace(plan.mesh, pp=2),
+        schedule="zero-bubble",
+        chunks=2,
+        microbatches=4,
+        predicted={**plan.predicted, "stage_seconds": seconds},
+    )
+    events = split_recompute(simulated(plan), [0.0] * 4, 2)
+    kinds = ["forward", "input gradients", "weight gradients"]
+    assert [sum(e.kind == k for e in events) for k in kinds] == [16, 16, 16]
+    assert max(e.end for e in events) == 2 * 4 * 3 + 1  # busy all the time but for one forward
+    text = " ".join(limits(plan))
+    assert "idles (p-1)/(vm+p-1) = 11.1 %" in text
+    assert "it would be (p-1)/(3vm+p-1) = 4.0 %" in text
+    assert schedule_name(plan) == "zero-bubble with 2 chunks"

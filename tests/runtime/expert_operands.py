@@ -35,7 +35,8 @@ class Whole:
 
     @classmethod
     def make(cls, kind: str) -> Whole:
-        """`skewed`: all tokens choose the same experts, so that other ranks get none."""
+        """`skewed`: all tokens choose the same experts, so that other ranks get none; `dropped`:
+        some choose none."""
         torch.manual_seed(1)
 
         def real(*shape: int) -> Tensor:
@@ -44,6 +45,8 @@ class Whole:
         index = torch.stack([torch.randperm(EXPERTS)[:CHOICES] for _ in range(TOKENS)])
         if kind == "skewed":
             index = torch.tensor([[1, 0]]).expand(TOKENS, CHOICES).contiguous()
+        if kind == "dropped":
+            index[1::3, 0] = EXPERTS  # on no rank
         parameters = [
             real(EXPERTS, INNER, HIDDEN),
             real(EXPERTS, HIDDEN, INNER),
@@ -53,7 +56,8 @@ class Whole:
             real(EXPERTS, HIDDEN),
         ]
         tokens = [real(TOKENS, HIDDEN), index, real(TOKENS, CHOICES)]
-        return cls(tokens, parameters, torch.randn(TOKENS, HIDDEN, dtype=torch.float64))
+        rest = (EXPERTS + (kind == "dropped"), False, TEXT)
+        return cls(tokens, parameters, torch.randn(TOKENS, HIDDEN, dtype=torch.float64), rest)
 
     def run(self) -> tuple[Tensor, list[Tensor]]:
         """The result, and gradients of hidden, weights and the parameters."""

@@ -24,7 +24,7 @@ def check(kind: str) -> None:
         torch.testing.assert_close(got, mine(grad))
 
 
-@pytest.mark.parametrize("kind", ["even", "skewed"])
+@pytest.mark.parametrize("kind", ["even", "skewed", "dropped"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_equal_to_one_device(ranks: int, kind: str) -> None:
     run_on_ranks(check, ranks, (kind,))

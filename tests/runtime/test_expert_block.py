@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.experts.operands import is_expert_call
 from autopar.runtime import collectives  # noqa: F401 - registers the ops
-from autopar.runtime.expert_block import ExpertBlock
+from autopar.runtime.expert_block import ExpertBlock, SlotTable
+from autopar.runtime.expert_load import LayerExperts
+from autopar.runtime.slot_order import EMPTY
 from autopar.stage_program import BlockProgram, Rerun
 
 
@@ -69,6 +72,42 @@ def test_moved_experts_give_the_same() -> None:
     torch.testing.assert_close(found[0], expected[0])
     # Counted by expert, not by slot.
     assert torch.equal(found[1], index)
+
+
+def test_copies_and_empty_slots_give_the_same() -> None:
+    """Expert 2 is in slots 0 and 4, slot 3 is empty; rows of each go to both in turn."""
+    program = block(torch.ops.autopar.own_experts.default, False, TEXT, 1, "tp")
+    program = replace(program, spare={"moe.up": 2, "moe.down": 2})
+    made = ExpertBlock.of(program)
+    (layer,) = made.layers
+    assert layer.spare == 2 and layer.own == 5
+    index = torch.tensor([[0, 2], [2, 1], [1, 2]])
+    up, down = torch.rand(3, 4, 5), torch.randn(3, 5, 4)
+    rest = torch.rand(3, 5), index, torch.rand(3, 2)
+    whole = ExpertBlock.of(block(torch.ops.autopar.experts.default, 0, 1, False, TEXT))
+    expected = whole.graph(up, down, *rest)
+    layer.order = (2, 0, 1, EMPTY, 2)
+    placed = made.placed(program, torch.device("cpu"))
+    (call,) = [n for n in placed.graph.graph.nodes if is_expert_call(n)]
+    assert call.args[9] == 5
+    # One rank has all: the form of the op for that.
+    call.target = torch.ops.autopar.experts.default
+    call.args = (*call.args[:10], 0, 1, *call.args[10:12])
+    placed.graph.recompile()
+    slots = [2, 0, 1, 0, 2]
+    held = up[slots].requires_grad_(), down[slots].requires_grad_()
+    found = placed.graph(*held, *rest)
+    torch.testing.assert_close(found[0], expected[0])
+    assert torch.equal(found[1], index)
+    up_grad, _ = torch.autograd.grad(found[0].sum(), held)
+    assert not up_grad[3].any() and up_grad[0].any() and up_grad[4].any()
+
+
+def test_dropped_choices_are_behind_all_slots() -> None:
+    layer = LayerExperts("moe", 3, False, 1, order=(0, 1, 2, EMPTY), limited=True, spare=1)
+    table = SlotTable.of(layer, torch.device("cpu"))
+    assert table.slots.squeeze(1).tolist() == [0, 1, 2, 4]
+    assert (table.count, table.most) == (5, 1)
 
 
 def test_experts_that_run_again_get_their_slots_again() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import AutoparError
@@ -21,12 +23,14 @@ from tests.runtime.expert_plans import ROWS, batch, run_split
 LAYERS = ("model.layers.0.mlp.experts", "model.layers.1.mlp.experts")
 
 
-def assignment(ranks: int, **layers: list[int]) -> Assignment:
-    """`l0`, `l1`: the rank of each expert of a layer."""
+def assignment(ranks: int, **layers: list[Any]) -> Assignment:
+    """`l0`, `l1`: the rank of each expert of a layer, or its ranks."""
     return Assignment(
         ranks,
         {
-            LAYERS[int(name[1:])]: LayerAssignment(tuple((r,) for r in held), 0, 0, 0, 0, 0)
+            LAYERS[int(name[1:])]: LayerAssignment(
+                tuple(r if isinstance(r, tuple) else (r,) for r in held), 0, 0, 0, 0, 0
+            )
             for name, held in layers.items()
         },
     )
@@ -54,7 +58,9 @@ def train(program: Any, optimizer: Any, seed: int) -> tuple[float, dict[str, tor
 def whole_state(program: Any, optimizer: Any) -> dict[str, torch.Tensor]:
     found = program.optimizer_state_dict(optimizer)
     tensors = {k: v for k, v in found.items() if isinstance(v, torch.Tensor)}
-    return {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in tensors.items()}
+    # Copies: of what one rank holds, the whole is the memory that a later step changes.
+    whole = {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in tensors.items()}
+    return {k: v.clone() for k, v in whole.items()}
 
 
 def moved(text: str, plans: list[Plan], program: Program) -> list[dict[str, Any]]:
@@ -157,14 +163,26 @@ def test_blocks_that_are_recomputed_in_part() -> None:
     check_moved(2, ["pp=1,dp=1,tp=2,weights=split"], "e", in_part=True)
 
 
-def saved_and_loaded(text: str, plans: list[Plan], program: Program, folder: str) -> dict[str, Any]:
+def saved_and_loaded(
+    text: str,
+    plans: list[Plan],
+    program: Program,
+    folder: str,
+    spare: tuple[int, int] = (0, 0),
+    held: Any = ([1, 0, 0, 1], [0, 1, 0, 1]),
+    otherwise: Any = ([0, 1, 0, 1], [1, 1, 0, 0]),
+) -> dict[str, Any]:
+    """Saved by a program of the first plan, read into programs of the second; `held` and
+    `otherwise`: assignments of both layers in the one and the other."""
     import torch.distributed.checkpoint as dcp
 
     found: dict[str, Any] = {}
+    plans = [replace(p, spare_experts=n) for p, n in zip(plans, spare, strict=True)]
     first = build(text, plans[0], program)
     optimizer = adamw(first)
     train(first, optimizer, 1)
-    first.rebalance(assignment(2, l0=[1, 0, 0, 1], l1=[0, 1, 0, 1]), optimizer)
+    ranks = [plan.mesh.ep if plan.mesh.ep > 1 else plan.mesh.tp for plan in plans]
+    first.rebalance(assignment(ranks[0], l0=held[0], l1=held[1]), optimizer)
     train(first, optimizer, 2)
     state = {"model": first.state_dict(), "optimizer": first.optimizer_state_dict(optimizer)}
     dcp.save(state, checkpoint_id=folder)
@@ -174,7 +192,8 @@ def saved_and_loaded(text: str, plans: list[Plan], program: Program, folder: str
         other = build(text, plans[1], program)
         optimizer = adamw(other)
         if name == "moved otherwise":
-            other.rebalance(assignment(2, l0=[0, 1, 0, 1], l1=[1, 1, 0, 0]), optimizer)
+            moved = assignment(ranks[1], l0=otherwise[0], l1=otherwise[1])
+            other.rebalance(moved, optimizer)
         state = {"model": other.state_dict(), "optimizer": other.optimizer_state_dict(optimizer)}
         dcp.load(state, checkpoint_id=folder)
         other.load_state_dict(state["model"])
@@ -184,9 +203,11 @@ def saved_and_loaded(text: str, plans: list[Plan], program: Program, folder: str
     return found
 
 
-def check_checkpoints(folder: Path, nproc: int, pins: list[str]) -> None:
-    function = partial(saved_and_loaded, folder=str(folder))
-    found = run_split(function, "mixtral", nproc, pins, "e")[0]
+def check_checkpoints(
+    folder: Path, nproc: int, pins: list[str], factor: str = "e", **how: Any
+) -> None:
+    function = partial(saved_and_loaded, folder=str(folder), **how)
+    found = run_split(function, "mixtral", nproc, pins, factor)[0]
     weights, state = found["saved"]
     for name in ("fresh", "moved otherwise"):
         for got, expected in zip(found[name], (weights, state), strict=True):
@@ -210,6 +231,40 @@ def test_checkpoints_of_experts_that_replicas_split(tmp_path: Path) -> None:
     check_checkpoints(tmp_path, 4, pins)
 
 
+COPIES_OF_4 = [(2, 0, 3), 1, (1, 2), 0], [0, 1, 2, (3, 0)]
+COPIES_OF_2 = [(0, 1), 1, (0, 1), 0], [0, 1, (1, 0), 1]
+
+
+@pytest.mark.parametrize(
+    ("pins", "spare", "held", "otherwise"),
+    [
+        (
+            ["pp=1,dp=4,tp=1,ep=4,zero=0", "pp=1,dp=4,tp=1,ep=2,zero=3"],
+            (2, 1),
+            COPIES_OF_4,
+            COPIES_OF_2,
+        ),
+        (
+            ["pp=1,dp=4,tp=1,ep=2,zero=1", "pp=1,dp=4,tp=1,ep=4,zero=3"],
+            (2, 0),
+            COPIES_OF_2,
+            ([3, 2, 1, 0], [1, 0, 2, 3]),
+        ),
+    ],
+)
+def test_checkpoints_of_copies(
+    tmp_path: Path, pins: list[str], spare: Any, held: Any, otherwise: Any
+) -> None:
+    check_checkpoints(tmp_path, 4, pins, "i", spare=spare, held=held, otherwise=otherwise)
+
+
+def test_checkpoints_of_copies_over_tp(tmp_path: Path) -> None:
+    pins = ["pp=1,dp=2,tp=2,weights=split,zero=3", "pp=1,dp=2,tp=2,weights=split,zero=0"]
+    check_checkpoints(
+        tmp_path, 4, pins, "t,e", spare=(1, 3), held=COPIES_OF_2, otherwise=COPIES_OF_2[::-1]
+    )
+
+
 def message(function: Any) -> str:
     try:
         function()
@@ -219,7 +274,6 @@ def message(function: Any) -> str:
 
 
 def refused(text: str, plans: list[Plan], program: Program) -> dict[str, str]:
-    import torch.distributed as dist
 
     distributed = build(text, plans[0], program)
     before = distributed.full_state_dict()
@@ -228,7 +282,9 @@ def refused(text: str, plans: list[Plan], program: Program) -> dict[str, str]:
         return message(lambda: distributed.rebalance(assignment(ranks, **layers), optimizer))
 
     copies = LayerAssignment(((0, 1), (0,), (1,), (0,)), 0, 0, 0, 0, 0)
+    twice = {"l0": [(0, 0), 0, 1, 1]}
     found = {
+        "twice": said(twice),
         "ranks": said({"l0": [0, 1, 2, 3]}, 4),
         "counts": said({"l0": [0, 0, 0, 1]}),
         "experts": said({"l0": [0, 1]}),
@@ -238,7 +294,6 @@ def refused(text: str, plans: list[Plan], program: Program) -> dict[str, str]:
                 Assignment(2, {"other": LayerAssignment(((0,), (1,)), 0, 0, 0, 0, 0)})
             )
         ),
-        "other": said({"l0": [0, 1, 0, 1] if dist.get_rank() else [1, 0, 1, 0]}),
     }
     adafactor = torch.optim.Adafactor([p for p in distributed.parameters() if p.dim() == 3])
     distributed.step(batch(1))
@@ -255,14 +310,29 @@ def test_what_is_refused_moves_nothing() -> None:
     by_rank = run_split(refused, "mixtral", 2, ["pp=1,dp=1,tp=2,weights=split"], "e")
     for found in by_rank:
         assert "an assignment to 4 ranks" in found["ranks"]
-        assert "gives ranks [3, 1] experts" in found["counts"]
+        assert "gives ranks [3, 1] experts: its 2 ranks have 2 slots each" in found["counts"]
+        assert "spare_experts=1, or assign with most=2" in found["counts"]
         assert "has 2 experts of layer" in found["experts"]
-        assert "has copies" in found["copies"]
+        assert "with copies gives ranks [3, 2] experts" in found["copies"]
+        assert "spare_experts=1, or assign with most=2 or fewer" in found["copies"]
+        assert "expert 0 of layer" in found["twice"] and "on ranks [0, 0] of 2" in found["twice"]
         assert "has layer 'other', the program has not" in found["layer"]
-        assert "ranks [1] were given another assignment" in found["other"]
-        assert "state 'row_var' of Adafactor" in found["state"]
+        assert "state row_var of Adafactor" in found["state"]
         assert all(text.startswith("UsageError") for text in list(found.values())[:-1])
     assert by_rank[0]["unchanged"] == "True"
+
+
+def different(text: str, plans: list[Plan], program: Program) -> tuple[int, ...]:
+    distributed = build(text, plans[0], program)
+    mine = [0, 1, 0, 1] if dist.get_rank() else [1, 0, 1, 0]
+    distributed.rebalance(assignment(2, l0=mine))
+    return distributed._slots.layers[0].order
+
+
+def test_the_assignment_of_rank_0_counts() -> None:
+    # A solver with a time limit need not find the same one on every rank.
+    by_rank = run_split(different, "mixtral", 2, ["pp=1,dp=1,tp=2,weights=split"], "e")
+    assert by_rank == [(1, 3, 0, 2)] * 2
 
 
 def unsplit(text: str, plans: list[Plan], program: Program) -> str:

@@ -3,6 +3,7 @@ whoever holds the experts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +34,32 @@ def run(text: str, plans: list[Plan], program: Program) -> list[dict[str, Any]]:
             {"loss": loss, "gradients": gradients, "rows": kept, "told": told, "again": again}
         )
     return found
+
+
+def with_copies(text: str, plans: list[Plan], program: Program) -> list[tuple[float, Any, Any]]:
+    """Loss, gradients, and rows that were kept and dropped, with experts in slots."""
+    results = []
+    for plan in plans:
+        made = build(text, replace(plan, spare_experts=2), program)
+        ranks = made._slots.layers[0].ranks
+        holders = [(0, 1), 1, 0, (1, 0)] if ranks == 2 else [(0, 2), (3, 1), 2, 3]
+        made.rebalance(assignment(ranks, l0=holders, l1=holders))
+        loss = float(made.step(batch(1)))
+        kept = {n: (list(x.rows), x.dropped) for n, x in made.routing().layers.items()}
+        results.append((loss, made.full_gradients(), kept))
+    return results
+
+
+def test_copies_drop_what_their_expert_drops() -> None:
+    """The limit is for an expert: rows are dropped before copies share the others."""
+    alone = run_split(run, MODEL, 1, ["pp=1,dp=1,tp=1,microbatches=4"], "i")[0][0]
+    over_replicas = ["pp=1,dp=4,tp=1,ep=4,zero=0", "pp=1,dp=2,tp=2,ep=2,microbatches=2"]
+    for pins, factor in ((over_replicas, "i"), (["pp=1,dp=2,tp=2,microbatches=2"], "e")):
+        pins = [f"{p},weights=split" for p in pins]
+        for loss, gradients, kept in run_split(with_copies, MODEL, 4, pins, factor)[0]:
+            assert loss == pytest.approx(alone["loss"], rel=1e-5)
+            assert kept == alone["rows"]
+            same(gradients, alone["gradients"])
 
 
 def test_each_replica_drops_of_its_own_tokens() -> None:

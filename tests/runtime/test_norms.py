@@ -36,6 +36,17 @@ def test_global_norm(one_rank: Ranks, norm_type: float) -> None:
     assert global_norm([], norm_type, one_rank) == 0
 
 
+def test_what_is_counted_of_a_gradient(one_rank: Ranks) -> None:
+    made = parameters(one_rank)
+
+    def counted(parameter: nn.Parameter, norm_type: float) -> torch.Tensor | None:
+        return parameter.grad if parameter is made[0] and norm_type == 2.0 else None
+
+    assert made[0].grad is not None
+    expected = float(made[0].grad.norm().full_tensor())  # type: ignore[attr-defined]
+    assert float(global_norm(made, 2.0, one_rank, counted)) == pytest.approx(expected)
+
+
 def test_clipping(one_rank: Ranks) -> None:
     made = parameters(one_rank)
     norm = global_norm(made, 2.0, one_rank)

@@ -64,7 +64,7 @@ def test_a_model_on_meta_is_initialised(one_rank: Ranks) -> None:
 
 def test_each_tp_rank_takes_its_slice(one_rank: Ranks) -> None:
     class OfTwo:
-        mesh, device, device_mesh = Mesh(tp=2), torch.device("cpu"), one_rank.device_mesh
+        mesh, device, tp = Mesh(tp=2), torch.device("cpu"), one_rank.tp
 
         def index(self, axis: str) -> int:
             return 1

@@ -21,6 +21,7 @@ from autopar.errors import PlanError
 from autopar.runtime import torch_compat
 from autopar.runtime.interleaved import LoopedStage
 from autopar.runtime.pipeline_stage import PlannedStage
+from autopar.runtime.zero_bubble import DividedStage
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,7 @@ from autopar.runtime.pipeline_stage import PlannedStage
     [
         (PlannedStage, torch_compat.STAGE_HOOKS),
         (LoopedStage, torch_compat.LOOPED_STAGE_HOOKS),
+        (DividedStage, torch_compat.DIVIDED_STAGE_HOOKS),
     ],
 )
 def test_stage_hooks(stage: type, hooks: tuple[str, ...]) -> None:
@@ -36,6 +38,9 @@ def test_stage_hooks(stage: type, hooks: tuple[str, ...]) -> None:
     for name in hooks:
         assert name in vars(stage), name
         assert any(name in vars(base) for base in torchs), name
+
+
+FSDP_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
 
 def test_schedule_calls_the_hooks() -> None:
@@ -48,16 +53,39 @@ def test_schedule_calls_the_hooks() -> None:
         assert f"stage.{name}(" in looped
 
 
+def test_halves_of_a_backward() -> None:
+    """What torch's stage hands from the first half to the second, and what finds the weights."""
+    source = inspect.getsource(DividedStage.__mro__[4])
+    for text in (
+        '"input", bwd_kwargs, last_backward=last_backward',
+        '"weight", bwd_kwargs, last_backward=last_backward',
+        "self.backward_state[bwd_chunk_id] = (",
+        "if not self.is_first:",
+    ):
+        assert text in source
+    for name in ("_get_grad_fn_or_grad_acc", "construct_reverse_graph", "get_param_groups"):
+        assert callable(getattr(_backward, name))
+    state = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_state").FSDPState
+    assert callable(state._root_post_backward_final_callback)
+    assert callable(importlib.import_module(FSDP_GROUP).FSDPParamGroup.post_backward)
+
+
 def test_fsdp_methods() -> None:
     for name in (
         "set_is_last_backward",
         "set_reshard_after_backward",
         "set_requires_gradient_sync",
+        "set_requires_all_reduce",
         "set_gradient_divide_factor",
         "set_force_sum_reduction_for_comms",
         "reshard",
     ):
         assert callable(getattr(FSDPModule, name))
+
+
+def test_what_hybrid_sharding_keeps_between_backwards() -> None:
+    group = inspect.getsource(importlib.import_module(FSDP_GROUP).FSDPParamGroup)
+    assert "self._partial_reduce_output: torch.Tensor | None" in group
 
 
 def test_functions() -> None:

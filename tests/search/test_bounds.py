@@ -24,10 +24,15 @@ PARTS = st.tuples(*[st.floats(0.0, 1.0)] * 4)
     parts=st.lists(PARTS, min_size=4, max_size=4),
     scale=st.sampled_from([0.01, 1.0, 30.0]),
     practice=st.builds(Practice, st.booleans(), st.booleans()),
+    groups=st.sampled_from([1, 2, 4]),
+    per_node=st.sampled_from([2, 8]),
 )
-def test_a_sum_bounds_all_its_divisions(zero, microbatches, pp, parts, scale, practice):
-    on = cluster(16)
-    setting = Setting(on, Mesh(pp, 16 // pp, 1), 1, microbatches, zero=zero, practice=practice)
+def test_a_sum_bounds_all_its_divisions(
+    zero, microbatches, pp, parts, scale, practice, groups, per_node
+):
+    on = cluster(16, per_node=per_node)
+    mesh = Mesh(pp, 16 // pp, 1, dp_replicate=groups if zero else 1)
+    setting = Setting(on, mesh, 1, microbatches, zero=zero, practice=practice)
     blocks = [
         replace(
             block,

@@ -19,6 +19,7 @@ PINS = {
     "TP": "tp={}",
     "PP": "pp={}",
     "ZeRO-": "zero={}",
+    "shard over": "shard={}",
     "micro-batch of": "microbatch={}",
     "no recomputation": "recompute=none",
     "full recomputation": "recompute=full",
@@ -61,6 +62,8 @@ def test_a_neighbour_is_the_best_plan_with_its_decision(ranks, width, gib):
             f"tp={other.mesh.tp},pp={other.mesh.pp},zero={other.zero},schedule={other.schedule},"
             f"microbatch={other.microbatch},boundary={other.boundary}"
         )
+        if other.zero and other.mesh.replicas > 1:
+            pins += f",shard={other.mesh.dp_shard}"
         if found.change != "schedule interleaved":
             pins += f",chunks={other.chunks}"
         if "recomputation" in found.change:
@@ -79,9 +82,10 @@ def test_what_does_not_fit_says_what_it_needs():
     options = SearchOptions(64, memory_limit=int(2.7 * GIB), pins=parse_pins("chunks=1"))
     result = search(provider, provider.on, options)
     needs = {n.change: n.reason for n in result.neighbours if not n.fits}
-    assert set(needs) == {"PP 1", "ZeRO-0", "no recomputation"}
+    assert set(needs) == {"PP 1", "ZeRO-0", "shard over 2", "no recomputation"}
     best = result.choice
     kept = f"tp={best.mesh.tp},pp={best.mesh.pp},microbatch={best.microbatch},schedule=1f1b"
+    kept += f",shard={best.mesh.dp_shard}"
     pins = parse_pins(f"{kept},zero={best.zero},recompute=none")
     need = float(re.fullmatch(r"needs ([0-9.]+) GiB of 2.7 GiB", needs["no recomputation"])[1])
     for gib, fits in ((need + 0.05, True), (need - 0.05, False)):

@@ -21,6 +21,7 @@ def test_reads_every_pin():
     assert parse_pins(str(pins)) == pins
     assert parse_pins("") == Pins()
     assert parse_pins(" tp = 4 , ") == Pins(tp=4)
+    assert parse_pins("dp=8,shard=4") == Pins(dp=8, shard=4)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,9 @@ def test_refuses_unreadable_pins(text, words):
         ("microbatch=5", "global batch 12 is not a multiple of microbatch 5"),
         ("dp=2,microbatch=2,microbatches=2", "global batch 12 is not a multiple of .* = 8"),
         ("dp=2,microbatch=2,microbatches=1", "global batch 12 is not dp 2 .* = 4"),
+        ("shard=1", "shard=1"),
+        ("shard=2,zero=0", "shard=2 with zero=0"),
+        ("dp=4,shard=3,zero=1", "shard=3 does not divide dp x cp = 4 x 1"),
         ("cuts=layer.1", "did you mean layers.1"),
         ("cuts=layers.2+layers.1", "not in the order"),
         ("cuts=layers.1,pp=4", "pp=4, but the cuts make 2 stages"),

@@ -33,6 +33,7 @@ def planned(
     pins: str,
     memory_limit: str = "1TiB",
     optimizer: str = "adamw",
+    spare_experts: int = 0,
 ) -> Plan:
     """The plan of the search on so many CPU ranks, without what explains it."""
     outcome = search_program(
@@ -42,6 +43,7 @@ def planned(
         pins=pins,
         memory_limit=memory_limit,
         optimizer=optimizer,
+        spare_experts=spare_experts,
         explain=False,
     )
     assert outcome.plan is not None

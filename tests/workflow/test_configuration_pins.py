@@ -10,6 +10,7 @@ from autopar.mesh import Mesh
 from autopar.workflow.configuration_pins import configuration_from_pins
 
 BASE = "tp=2,pp=1,zero=1,microbatch=2,recompute=full"
+DIVIDED = BASE.replace("pp=1", "pp=2") + ",vp=2,schedule=zero-bubble"
 
 
 def read(pins: str, batch: int = 64):
@@ -26,6 +27,11 @@ def test_dp_and_micro_batches_follow():
     assert found.boundaries == ("R", "S(1)")
 
 
+def test_zero_bubble_goes_without_recomputation():
+    found = read(DIVIDED.replace("full", "none"))
+    assert (found.schedule, found.chunks, found.setting.divided) == ("zero-bubble", 2, True)
+
+
 def test_cp_splits_the_sequence_beside_dp():
     found = read(BASE + ",cp=4")
     assert found.mesh == Mesh(1, 2, 2, 4) and found.microbatches == 16
@@ -36,6 +42,17 @@ def test_ep_divides_the_ranks_of_dp_and_cp():
     assert read(BASE + ",cp=2,ep=8").mesh == Mesh(1, 4, 2, 2, 8)
     with pytest.raises(UsageError, match="ep=3 does not divide the 8 ranks"):
         read(BASE + ",ep=3")
+
+
+def test_zero_shards_over_groups_of_the_ranks_of_dp_and_cp():
+    assert read(BASE + ",shard=4").mesh == Mesh(1, 8, 2, dp_replicate=2)
+    assert read(BASE + ",cp=2,shard=2").mesh == Mesh(1, 4, 2, 2, dp_replicate=4)
+    assert read(BASE + ",shard=8").mesh == Mesh(1, 8, 2)
+    for pins in (",shard=3", ",shard=1", ",ep=8,shard=4"):
+        with pytest.raises(UsageError, match="shard=. with zero=1"):
+            read(BASE + pins)
+    with pytest.raises(UsageError, match="shard=4 with zero=0"):
+        read(BASE.replace("zero=1", "zero=0") + ",shard=4")
 
 
 def test_everything_can_be_named():
@@ -57,8 +74,11 @@ def test_everything_can_be_named():
         (BASE + ",dp=3", "6 ranks, the cluster has 16"),
         (BASE.replace("microbatch=2", "microbatch=3"), "global batch 64"),
         (BASE + ",microbatches=5", "global batch 64"),
-        (BASE + ",vp=2", "interleaved goes with vp and pp"),
-        (BASE + ",schedule=interleaved", "interleaved goes with vp and pp"),
+        (BASE + ",vp=2", "interleaved and zero-bubble go with vp and pp"),
+        (BASE + ",schedule=interleaved", "interleaved and zero-bubble go with vp and pp"),
+        (BASE + ",schedule=zero-bubble", "interleaved and zero-bubble go with vp and pp"),
+        (DIVIDED, "schedule=zero-bubble: a recomputed block"),
+        (DIVIDED.replace("full", "none").replace("zero=1", "zero=3"), "zero-bubble: ZeRO-3"),
         (BASE + ",dp=0", "whole number"),
         (BASE + ",cp=3", "pp 1 x dp 2 x cp 3 x tp 2 is 12 ranks, the cluster has 16"),
     ],

@@ -15,6 +15,8 @@ ROW = {
     "n_nodes": "2", "tp": "8", "sp": "0", "pp": "2", "dp": "1", "mbs": "4", "gbs": "32",
     "zero": "0", "precision": "fp16 mixed", "recompute": "full",
 }  # fmt: skip
+# Data parallelism alone.
+WIDE = {"tp": "1", "pp": "1", "dp": "16", "gbs": "32"}
 
 
 def test_a_megatron_row():
@@ -68,6 +70,22 @@ def test_cp_is_beside_dp():
     assert read_row(ROW | {"cp": ""}).configuration.mesh.cp == 1
 
 
+@pytest.mark.parametrize(
+    ("told", "shard"),
+    [
+        ({"dp_mode": "HSDP (shard within node, replicate across)"}, 8),
+        ({"dp_mode": "MaxText FSDP=4 x DP=4"}, 4),
+        ({"dp_mode": "MaxText FSDP=16 x DP=1"}, 16),
+        ({"shard": "2"}, 2),
+        ({}, 16),
+    ],
+)
+def test_shards_within_groups_of_ranks(told, shard):
+    found = read_row(ROW | WIDE | {"zero": "3", "mbs": "2"} | told).configuration
+    assert (found.mesh.dp_shard, found.mesh.dp_replicate) == (shard, 16 // shard)
+    assert found.setting.shards == shard
+
+
 def test_what_is_not_stated():
     found = read_row(ROW | {"recompute": "", "heads": "", "sp": "", "zero": ""})
     assert found.assumed == ("recompute", "heads")
@@ -89,8 +107,9 @@ def test_what_is_not_stated():
         ({"mbs": "two"}, "mbs is 'two'"),
         ({"heads": "7"}, "does not divide into heads"),
         ({"recompute": "some of it"}, "recomputation"),
-        ({"dp_mode": "HSDP"}, "sharding within groups"),
-        ({"dp_mode": "FSDP=8 x DP=2"}, "sharding within groups"),
+        ({"dp_mode": "HSDP", "zero": "3"}, "that HSDP shards over not stated"),
+        ({"dp_mode": "FSDP=8 x DP=3", "zero": "3", **WIDE}, "sharding over 5 of 16"),
+        ({"shard": "8", "zero": "0", **WIDE}, "hybrid sharding of ZeRO-0"),
         ({"schedule": "DualPipe"}, "DualPipe"),
     ],
 )

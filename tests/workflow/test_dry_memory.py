@@ -13,22 +13,31 @@ from tests.workflow.on_paper import planned, prepared
 # Stage and pins.
 LAYOUTS = (
     (0, "dp=8,zero=0,recompute=none"),
-    (0, "dp=8,zero=1,microbatches=2,recompute=none"),
-    (0, "dp=8,zero=3,microbatches=2,recompute=none"),
-    (0, "dp=8,zero=3,microbatches=2,recompute=full"),
+    (0, "dp=8,shard=8,zero=1,microbatches=2,recompute=none"),
+    (0, "dp=8,shard=8,zero=3,microbatches=2,recompute=none"),
+    (0, "dp=8,shard=8,zero=3,microbatches=2,recompute=full"),
+    (0, "dp=8,shard=4,zero=1,microbatches=2,recompute=none"),
+    (0, "dp=8,shard=2,zero=3,microbatches=2,recompute=none"),
+    (0, "pp=2,dp=4,shard=2,zero=3,microbatches=4,recompute=full,schedule=1f1b"),
     (0, "tp=8,weights=split,microbatches=2,recompute=none"),
-    (0, "cp=2,dp=2,tp=2,zero=1,microbatch=1,weights=split,recompute=full"),
+    (0, "cp=2,dp=2,tp=2,shard=4,zero=1,microbatch=1,weights=split,recompute=full"),
     (0, "pp=2,tp=2,dp=2,zero=1,microbatches=4,weights=split,recompute=none,schedule=1f1b"),
-    (0, "pp=2,dp=4,zero=1,microbatches=2,recompute=none,schedule=1f1b"),
-    (0, "pp=2,dp=4,zero=3,microbatches=2,recompute=full,schedule=1f1b"),
+    (0, "pp=2,dp=4,shard=4,zero=1,microbatches=2,recompute=none,schedule=1f1b"),
+    (0, "pp=2,dp=4,shard=4,zero=3,microbatches=2,recompute=full,schedule=1f1b"),
     (1, "pp=2,tp=4,microbatches=4,weights=split,recompute=full,schedule=1f1b"),
     (0, "pp=2,tp=4,microbatches=4,weights=split,recompute=full,schedule=gpipe"),
+    (0, "pp=2,dp=4,zero=0,microbatches=4,chunks=2,schedule=zero-bubble"),
+    (1, "pp=2,dp=4,shard=4,zero=1,microbatches=4,chunks=2,schedule=zero-bubble"),
+    (0, "pp=2,dp=4,shard=2,zero=1,microbatches=8,chunks=2,schedule=zero-bubble"),
+    (1, "pp=2,tp=4,microbatches=8,weights=split,chunks=2,schedule=zero-bubble"),
 )
 # A limit between that without recomputation and that of whole blocks: some run again in part.
-IN_PART = ("dp=8,zero=3,microbatches=2,recompute=selective", "44MiB")
+IN_PART = ("dp=8,shard=8,zero=3,microbatches=2,recompute=selective", "44MiB")
 # Total, and each term (of its own size, or of the total where it is small). GPipe's last layout is
 # predicted 4.3 % too high: buffers of a recomputed backward.
 MOST, GPIPE_MOST, TERM_MOST, TERM_OF_TOTAL = 0.02, 0.05, 0.1, 0.05
+# Zero-bubble with hybrid sharding is 2.6 % too high: a gradient that is sent is gone by then.
+DIVIDED_MOST = 0.03
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +66,8 @@ def test_prediction_is_what_is_allocated(
     predicted = plan.predicted["memory_per_stage"][stage]
     found = dry_memory(model, program, plan, stage)
     off = predicted["total"] / found.total - 1
-    assert -MOST <= off <= (GPIPE_MOST if "gpipe" in pins else MOST), (
-        f"{off:+.1%}: {predicted}, {found}"
-    )
+    above = GPIPE_MOST if "gpipe" in pins else DIVIDED_MOST if "zero-bubble" in pins else MOST
+    assert -MOST <= off <= above, f"{off:+.1%}: {predicted}, {found}"
     for term, size in found.terms.items():
         most = max(TERM_MOST * size, TERM_OF_TOTAL * found.total)
         assert abs(predicted[term] - size) <= most, f"{term}: {predicted}, {found}"
@@ -67,7 +75,7 @@ def test_prediction_is_what_is_allocated(
 
 
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw-8bit", "sgd-momentum"])
-@pytest.mark.parametrize("layout", [2, 4])
+@pytest.mark.parametrize("layout", [2, 5, 7])
 def test_states_of_every_optimizer_are_what_is_allocated(
     llama: tuple[nn.Module, Program], optimizer: str, layout: int
 ) -> None:

@@ -3,6 +3,8 @@ search over both."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
@@ -58,14 +60,42 @@ def test_a_rank_holds_a_part_of_experts_and_all_else(ep: int) -> None:
             assert block == before
             continue
         assert block.forward_ep > 0 and block.backward_ep > 0
-        assert block.forward_comm == block.forward_ep
+        assert block.forward_comm == block.forward_ep and block.hidden_ep == 0
         # As many rows as before, of fewer experts.
         assert block.flops == pytest.approx(before.flops)
 
 
-def test_no_alternative_undercuts_its_bound() -> None:
+@lru_cache(maxsize=2)
+def with_shared_experts(overlap: bool = True) -> ModelCosts:
+    model, inputs = library("qwen2_moe")
+    program = capture(model, inputs, name="qwen2_moe")
+    sizes = dict(program.sizes)
+    cluster = replace(CLUSTER, device=replace(CLUSTER.device, overlap_experts=overlap))
+    return ModelCosts(prepare(program, sizes), cluster, sizes)
+
+
+@pytest.mark.parametrize(("tp", "ep"), [(1, 2), (1, 4), (2, 2)])
+def test_shared_experts_hide_a_part_of_the_exchange(tp: int, ep: int) -> None:
+    """As much as they take, with what overlap costs them."""
+    split = with_shared_experts().over(1, tp, ep)
+    layer = next(b for b in split.alternatives(tp, 2)[0].price().blocks if b.experts.parameters)
+    whole = with_shared_experts(False).over(1, tp, ep)
+    alone = next(b for b in whole.alternatives(tp, 2)[0].price().blocks if b.experts.parameters)
+    assert alone.hidden_ep == 0 < layer.hidden_ep
+    exchanges = alone.forward_ep + alone.backward_ep
+    assert layer.forward_ep + layer.backward_ep + layer.hidden_ep == pytest.approx(exchanges)
+    assert layer.forward_ep < alone.forward_ep and layer.backward_ep < alone.backward_ep
+    assert layer.seconds == pytest.approx(alone.seconds - layer.hidden_ep)
+    assert layer.forward_compute == alone.forward_compute
+    # What runs again without its shared experts is hidden by nothing.
+    again = layer.partial[-1]
+    assert again.comm <= alone.forward_comm * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("model", [costs, with_shared_experts])
+def test_no_alternative_undercuts_its_bound(model: Callable[[], ModelCosts]) -> None:
     for tp, ep in product((1, 2), (1, 2, 4)):
-        split = costs().over(1, tp, ep)
+        split = model().over(1, tp, ep)
         floor = split.optimistic(tp, 2).blocks
         for found in split.alternatives(tp, 2):
             priced = found.price()

@@ -69,6 +69,28 @@ OVER_REPLICAS = (
 )
 
 
+SLOTS = (
+    "tp=1,dp=8,ep=8,zero=0,microbatch=8,recompute=none",
+    "tp=1,dp=8,ep=2,zero=3,microbatch=4,recompute=full",
+    "tp=4,dp=2,zero=1,weights=split,microbatch=8,recompute=none",
+)
+# The table of slots.
+FEW_BYTES = 1024
+
+
+@pytest.mark.parametrize("pins", SLOTS)
+def test_spare_slots(mixtral: tuple[nn.Module, Program], pins: str) -> None:
+    """What two slots add to the prediction is what they add to the memory."""
+    model, program = mixtral
+    predicted, found = [], []
+    for spare in (0, 2):
+        plan = planned(program, 8, 64, pins, spare_experts=spare)
+        predicted.append(plan.predicted["memory_per_stage"][0]["total"])
+        found.append(dry_memory(model, program, plan, 0).total)
+    assert abs((predicted[1] - predicted[0]) - (found[1] - found[0])) < FEW_BYTES
+    assert abs(predicted[1] / found[1] - 1) <= MOST, (predicted, found)
+
+
 @pytest.mark.parametrize("pins", OVER_REPLICAS)
 @pytest.mark.parametrize("more", ["microbatch=8,recompute=none", "microbatch=4,recompute=full"])
 def test_experts_that_replicas_split(

@@ -6,7 +6,7 @@
   const TERM = { compute: "blue", recompute: "amber", tp_comm: "purple", cp_comm: "teal", dp_comm: "pink", pp_comm: "orange",
     bubble: "grey", optimizer: "green" };
   const MEMORY = { parameters: "blue", gradients: "teal", optimizer: "purple", activations: "amber", buffers: "grey" };
-  const KIND = { forward: "blue", recompute: "amber", backward: "teal" };
+  const KIND = { forward: "blue", recompute: "amber", backward: "teal", "input gradients": "teal", "weight gradients": "purple" };
   const charts = [];
 
   const digits = (value) => String(Number(value.toPrecision(3)));
@@ -101,6 +101,7 @@
     const { events, stages, chunks, note } = data.timeline;
     document.getElementById("timeline-note").textContent = note;
     if (!events.length) return nothing("timeline");
+    document.getElementById("legend-weights").hidden = !events.some((e) => e[1] === "weight gradients");
     const end = Math.max(...events.map((e) => e[4]));
     const row = stages > 8 ? 24 : 34;
     chart("timeline", 76 + row * stages, "canvas", {
@@ -230,11 +231,31 @@
     add(group, "title", {}, node.tip || node.title);
   }
 
+  function drawRouting() {
+    const { steps, panels } = data.routing;
+    const box = document.getElementById("routing");
+    if (!box) return;
+    if (!panels.length) { box.dataset.drawn = "empty"; return; }
+    const colors = ["blue", "orange", "teal", "purple", "green"], height = 110;
+    chart("routing", 30 + height * panels.length, "svg", {
+      tooltip: { ...tooltip(), trigger: "axis", renderMode: "richText" },
+      axisPointer: { link: [{ xAxisIndex: "all" }] },
+      title: panels.map((p, i) => ({ text: p.title, top: height * i, left: 0,
+        textStyle: { color: color("ink"), fontSize: 12.5, fontWeight: "normal" } })),
+      grid: panels.map((_, i) => ({ left: 64, right: 12, top: 24 + height * i, height: height - 48 })),
+      xAxis: panels.map((_, i) => ({ type: "category", gridIndex: i, data: steps, axisLabel: axisText() })),
+      yAxis: panels.map((_, i) => ({ type: "value", gridIndex: i, scale: true, axisLabel: axisText(), splitNumber: 2 })),
+      series: panels.flatMap((p, i) => p.lines.map(([name, values], k) => ({ type: "line", name, data: values,
+        xAxisIndex: i, yAxisIndex: i, symbolSize: 4, itemStyle: { color: color(colors[k % colors.length]) } }))),
+    });
+  }
+
   function draw() {
     for (const made of charts.splice(0)) made.dispose();
     drawTime();
     drawMemory();
     drawTimeline();
+    drawRouting();
   }
   draw();
   data.blocks.forEach(drawBlock);

@@ -7,6 +7,9 @@ and what the last block of the working chunk works with.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,8 +18,11 @@ from autopar.cost import memory
 from autopar.cost.block_moment import gathered_bytes, inside_bytes
 from autopar.cost.setting import Setting
 from autopar.search.chain import Chain, Ints
-from autopar.search.interleaved.phases import phases
+from autopar.search.interleaved.phases import Phases, phases
 from autopar.search.interleaved.times import sums
+
+if TYPE_CHECKING:
+    from autopar.search.zero_bubble.phases import HalfPhases
 
 
 class LeastBytes:
@@ -24,7 +30,9 @@ class LeastBytes:
 
     def __init__(self, chain: Chain, setting: Setting) -> None:
         self.pp = setting.mesh.pp
-        self.phases = phases(self.pp, setting.microbatches, setting.chunks)
+        self.phases: Sequence[Phases | HalfPhases] = phases(
+            self.pp, setting.microbatches, setting.chunks
+        )
         groups = tie_groups(chain.blocks)
         self.states = chain.ints(lambda b: memory.state_bytes(b, setting))
         self.gradients = chain.ints(lambda b: memory.gradient_bytes(b, setting))

@@ -1,0 +1,147 @@
+"""One stage's schedule, walked action by action: seconds are booked under what they are spent on,
+micro-batches are counted while they live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.block_cost import BlockCost
+from autopar.cost.chunked_moment import ChunkPhase
+from autopar.cost.pipeline import Action
+from autopar.cost.setting import Setting
+from autopar.cost.step import (
+    PURPOSES,
+    dp_collectives,
+    exposed_gather,
+    exposed_gradients,
+    send_seconds,
+)
+from autopar.errors import PassError
+from autopar.plan_document import StagePlan
+
+
+@dataclass
+class Part:
+    """One micro-batch through one part: seconds by purpose. `weights`: of a divided backward the
+    second half, and then `backward` is the first."""
+
+    forward: dict[str, float]
+    backward: dict[str, float]
+    weights: dict[str, float]
+
+    def of(self, kind: str) -> dict[str, float]:
+        """Of an action."""
+        return {"F": self.forward, "W": self.weights}.get(kind, self.backward)
+
+
+def part_seconds(
+    index: int, parts: Sequence[StagePlan], priced: Mapping[str, BlockCost], setting: Setting
+) -> Part:
+    part = parts[index]
+    output = priced[part.blocks[-1]].boundary_bytes if index + 1 < len(parts) else 0
+    received = priced[parts[index - 1].blocks[-1]].boundary_bytes if index else 0
+    forward = _forward(part, priced, setting)
+    backward = _backward(part, priced, setting)
+    forward["pp_comm"] += send_seconds(output, setting)
+    backward["pp_comm"] += send_seconds(received, setting)
+    weights = dict.fromkeys(PURPOSES, 0.0)
+    if setting.divided and index == 0:
+        # There is none before it to wait for a gradient: it does all in the second half.
+        backward, weights = weights, backward
+    elif setting.divided:
+        weights["compute"] = sum(priced[name].backward_weights for name in part.blocks)
+        backward["compute"] -= weights["compute"]
+    return Part(forward, backward, weights)
+
+
+@dataclass
+class Walk:
+    """One stage's schedule, walked: seconds by purpose over all micro-batches.
+
+    `forward`, `backward`: seconds of one micro-batch through each chunk; `weights`: what a divided
+    backward does of it for the weights. `in_flight`: the most that are alive, over all chunks;
+    `at_backward`: what is alive when each backward, or half of one, starts.
+    """
+
+    spent: dict[str, float]
+    forward: list[float]
+    backward: list[float]
+    weights: list[float]
+    in_flight: int
+    at_backward: list[ChunkPhase]
+
+
+def walk(index: int, order: Sequence[Action], chunks: Sequence[Part]) -> Walk:
+    """Book every action of the stage's schedule; keep count of what is alive."""
+    spent = dict.fromkeys(chunks[0].forward, 0.0)
+    live, before, busiest = [0] * len(chunks), [False] * len(chunks), 0
+    delayed = [0] * len(chunks)
+    at_backward = []
+    for action in order:
+        kind, chunk = action.kind, action.chunk
+        for purpose, seconds in chunks[chunk].of(kind).items():
+            spent[purpose] += seconds
+        if kind == "F":
+            live[chunk] += 1
+            busiest = max(busiest, sum(live))
+            continue
+        phase = ChunkPhase(chunk, tuple(live), tuple(before), kind, tuple(delayed))
+        at_backward.append(phase)
+        if kind == "I":
+            delayed[chunk] += 1
+            continue
+        delayed[chunk] -= kind == "W"
+        live[chunk] -= 1
+        before[chunk] = True
+    if any(live):
+        raise PassError(
+            f"stage {index} ends its schedule with {sum(live)} micro-batches alive",
+            next_step="every forward needs its backward",
+        )
+    forward = [sum(p.forward.values()) for p in chunks]
+    weights = [sum(p.weights.values()) for p in chunks]
+    backward = [sum(p.backward.values()) + w for p, w in zip(chunks, weights, strict=True)]
+    return Walk(spent, forward, backward, weights, busiest, at_backward)
+
+
+def _forward(
+    stage: StagePlan, priced: Mapping[str, BlockCost], setting: Setting
+) -> dict[str, float]:
+    """Seconds of one forward, by purpose."""
+    spent = dict.fromkeys(PURPOSES, 0.0)
+    for position, name in enumerate(stage.blocks):
+        block = priced[name]
+        spent["compute"] += block.forward_compute + setting.practice.block_seconds
+        spent["tp_comm"] += block.forward_comm - block.forward_cp - block.forward_ep
+        spent["ep_comm"] += block.forward_ep
+        spent["cp_comm"] += block.forward_cp
+        if setting.zero == 3:
+            gather, _ = dp_collectives(block, setting)
+            hidden = block.forward if position else 0.0
+            spent["dp_comm"] += exposed_gather(gather, hidden, setting)
+    return spent
+
+
+def _backward(
+    stage: StagePlan, priced: Mapping[str, BlockCost], setting: Setting
+) -> dict[str, float]:
+    """Seconds of one backward, by purpose."""
+    ways = stage.recomputed
+    spent = dict.fromkeys(PURPOSES, 0.0)
+    for name in reversed(stage.blocks):
+        block = priced[name]
+        available = block.backward
+        if name in ways:
+            again = block.option(ways[name])
+            spent["recompute"] += again.seconds
+            available += again.seconds
+        spent["compute"] += block.backward_compute
+        spent["tp_comm"] += block.backward_comm - block.backward_cp - block.backward_ep
+        spent["ep_comm"] += block.backward_ep
+        spent["cp_comm"] += block.backward_cp
+        if setting.zero >= 2:
+            gather, scatter = dp_collectives(block, setting)
+            needed = scatter + (gather if setting.zero == 3 else 0.0)
+            spent["dp_comm"] += exposed_gradients(needed, available, setting)
+    return spent

@@ -1,0 +1,71 @@
+"""The halves of backwards that can be the fullest moment of each rank of a zero-bubble pipeline.
+
+As `autopar.search.interleaved.phases`: of the halves of one kind in one chunk those are left out in
+which no chunk has more micro-batches before their backward, more between its halves, or more
+gradients, than in another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cost.pipeline import zero_bubble_order
+from autopar.interleaving import round_size
+from autopar.search.chain import Ints
+from autopar.search.interleaved.phases import ROUNDS
+
+
+@dataclass(frozen=True)
+class HalfPhases:
+    """Of one rank, for each half: the `chunk` that works, whether it is a `second` half, and
+    whether there was no second half of the chunk before it (`first`); [halves, chunks]:
+    micro-batches alive (`live`), those between the halves (`delayed`), and which chunks had a
+    second half `before`."""
+
+    chunk: Ints
+    second: NDArray[np.bool_]
+    first: NDArray[np.bool_]
+    live: Ints
+    delayed: Ints
+    before: NDArray[np.bool_]
+
+
+def half_phases(pp: int, microbatches: int, chunks: int) -> tuple[HalfPhases, ...]:
+    """Those of every rank."""
+    size = round_size(pp, microbatches)
+    fewer = min(microbatches, ROUNDS * size)
+    if round_size(pp, fewer) != size:
+        fewer = microbatches
+    return _phases(pp, fewer, chunks)
+
+
+@lru_cache(maxsize=1024)
+def _phases(pp: int, microbatches: int, chunks: int) -> tuple[HalfPhases, ...]:
+    orders = [zero_bubble_order(rank, pp, microbatches, chunks) for rank in range(pp)]
+    return tuple(_of_rank(chunk, kind, chunks) for chunk, _, kind in orders)
+
+
+def _of_rank(chunk: Ints, kind: Ints, chunks: int) -> HalfPhases:
+    own = chunk[:, None] == np.arange(chunks)[None, :]
+    done = [np.cumsum(own & (kind == k)[:, None], axis=0) for k in range(3)]
+    # As a half starts, it has not ended.
+    ended = done[2] - (own & (kind == 2)[:, None])
+    begun = done[1] - (own & (kind == 1)[:, None])
+    halves = kind > 0
+    live, delayed, before = ((x[halves]) for x in (done[0] - ended, begun - ended, ended > 0))
+    whole = live - delayed
+    working, second = chunk[halves], kind[halves] == 2
+    first = ~before[np.arange(len(working)), working]
+    fixed = np.column_stack([working, second, first])
+    rows = np.unique(np.column_stack([fixed, before, whole, delayed]), axis=0)
+    same = (rows[:, None, :3] == rows[None, :, :3]).all(axis=2)
+    below = same & (rows[:, None, 3:] <= rows[None, :, 3:]).all(axis=2)
+    below &= ~np.eye(len(rows), dtype=bool)
+    rows = rows[~below.any(axis=1)]
+    before, whole, delayed = (rows[:, 3 + i * chunks : 3 + (i + 1) * chunks] for i in range(3))
+    second, first = rows[:, 1] > 0, rows[:, 2] > 0
+    return HalfPhases(rows[:, 0], second, first, whole + delayed, delayed, before > 0)

@@ -1,0 +1,142 @@
+"""Which ops of a block run while rows travel to experts and back: shared experts, as a rule.
+
+    up = linear(x, w_up)                           # beside the way there
+    experts = exchanged_experts(x, index, weights, …)
+    down = linear(up, w_down)                      # beside the way back
+    add = experts + down
+
+They neither read the experts' result nor make what the experts read. In their order, the first run
+beside the way there, the others beside the way back, so that products are divided as evenly as can
+be; more of the work there, where ranks have to agree on numbers of rows as well. The first product
+is queued before the host waits for these numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from autopar.experts import BESIDE, EXCHANGED, QUEUED, WAY_BACK, WAY_THERE
+from autopar.op_call import STATIC, op_call
+from autopar.passes.analysis.aliases import memory_roots, written
+from autopar.passes.analysis.flops import forward_flops
+from autopar.passes.analysis.random_ops import draws
+
+# Of a node beside an exchange: the fewest seconds (forward, backward) that it takes however it is
+# placed. That does not depend on a choice of placements, so prices of ops stay a sum.
+LEAST = "least_seconds"
+
+
+class Hiding(NamedTuple):
+    """Seconds of compute beside an exchange: on the way there and back, and in the backward where
+    gradients of what was sent on these ways travel."""
+
+    there: float = 0.0
+    back: float = 0.0
+    gradient_there: float = 0.0
+    gradient_back: float = 0.0
+
+
+def exchanges(graph: fx.Graph) -> list[fx.Node]:
+    """Calls of experts whose rows travel."""
+    return [n for n in graph.nodes if getattr(n.target, "_opname", "") == EXCHANGED]
+
+
+def mark_beside(graph: fx.Graph, call: fx.Node) -> None:
+    """Write on nodes of a block graph what they run beside, if there is a product among them.
+
+    A collective over the ranks of the exchange would wait for it, so what needs one runs after it.
+    Where one of the ops draws random numbers or changes memory they stay where they are.
+    """
+    free = [n for n in independent(graph, call) if BESIDE not in n.meta]
+    if any(draws(n) or written(n) for n in free) or _reads_what_changes(graph, free):
+        return
+    free = _without_collectives(free, group_of(call))
+    products = [forward_flops(n, op_call(n, STATIC)) for n in free]
+    if not any(products):
+        return
+    total = sum(products)
+    there = [abs(total - 2 * done) for done in accumulate(products)]
+    last = max(i for i, apart in enumerate(there) if apart <= min(there) + 1e-9 * total)
+    first = next(i for i, product in enumerate(products) if product)
+    for index, node in enumerate(free):
+        way = WAY_BACK if index > last else QUEUED if index <= first else WAY_THERE
+        node.meta[BESIDE] = call.name, way
+
+
+def independent(graph: fx.Graph, call: fx.Node) -> list[fx.Node]:
+    """Ops that do not need each other and a call, in order."""
+    needed, needing = {call}, {call}
+    nodes = list(graph.nodes)
+    for node in nodes:
+        if any(source in needing for source in node.all_input_nodes):
+            needing.add(node)
+    for node in reversed(nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    return [n for n in nodes if n.op == "call_function" and n not in needed | needing]
+
+
+def group_of(node: fx.Node) -> Any:
+    """The group that a call of experts, or a collective, communicates in; None for other ops."""
+    last = node.args[-1] if node.args else None
+    return last if isinstance(last, str) else None
+
+
+def beside(graph: fx.Graph, call: fx.Node, *ways: str) -> list[fx.Node]:
+    """What was marked to run beside a call."""
+    marks = [(call.name, way) for way in ways]
+    return [n for n in graph.nodes if n.meta.get(BESIDE) in marks]
+
+
+def hiding(call: fx.Node, least: Callable[[fx.Node], tuple[float, float]]) -> Hiding:
+    """What an exchange hides behind; `least` tells seconds, forward and backward, of a node."""
+
+    def seconds(*ways: str) -> tuple[float, float]:
+        each = [least(node) for node in beside(call.graph, call, *ways)]
+        return sum(e[0] for e in each), sum(e[1] for e in each)
+
+    there, back = seconds(QUEUED, WAY_THERE), seconds(WAY_BACK)
+    return Hiding(there[0], back[0], there[1], back[1])
+
+
+def known_least(node: fx.Node) -> tuple[float, float]:
+    """As annotated; nothing where it was not."""
+    found: tuple[float, float] = node.meta.get(LEAST, (0.0, 0.0))
+    return found
+
+
+def _without_collectives(nodes: list[fx.Node], group: Any) -> list[fx.Node]:
+    """Without collectives of a group, what leads to them alone, and what they lead to. Those that
+    need no product may run before."""
+    before: set[fx.Node] = set()
+    after: set[fx.Node] = set()
+    inside = set(nodes)
+    for node in nodes:
+        if group_of(node) != group:
+            if any(source in after for source in node.all_input_nodes):
+                after.add(node)
+            continue
+        leading = _leading_to(node, inside)
+        late = any(n in after or forward_flops(n, op_call(n, STATIC)) for n in leading)
+        (after if late else before).update([node] if late else leading)
+    return [n for n in nodes if n not in before | after]
+
+
+def _leading_to(node: fx.Node, inside: set[fx.Node]) -> set[fx.Node]:
+    found, waiting = {node}, [node]
+    while waiting:
+        for source in waiting.pop().all_input_nodes:
+            if source in inside and source not in found:
+                found.add(source)
+                waiting.append(source)
+    return found
+
+
+def _reads_what_changes(graph: fx.Graph, nodes: Iterable[fx.Node]) -> bool:
+    roots = memory_roots(graph)
+    changed = {roots[source] for n in graph.nodes for source in written(n)}
+    return any(roots[s] in changed for n in nodes for s in (n, *n.all_input_nodes))

@@ -1,0 +1,51 @@
+"""A stage whose backward is divided in two (`autopar.runtime.divided_backward`), as torch's
+zero-bubble schedule asks for it.
+
+The stage without a stage before it has no gradient to pass on: it does its whole backward where the
+others do that of their weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from autopar.runtime.divided_backward import WeightBackward, input_backward
+from autopar.runtime.interleaved import LoopedStage
+
+Tensor = torch.Tensor
+
+
+class DividedStage(LoopedStage):
+    """One of the stages of this rank."""
+
+    def backward_maybe_with_nosync(
+        self, backward_type: Any, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> tuple[tuple[Tensor | None, ...], Any]:
+        if backward_type == "full":
+            gradients, _ = super().backward_maybe_with_nosync("full", bwd_kwargs, last_backward)
+            return gradients, None
+        for other in self._other_engines:
+            other.release()
+        self._engine.before_backward(backward_type == "weight" and last_backward)
+        if backward_type == "input":
+            return input_backward(
+                bwd_kwargs["stage_output"],
+                bwd_kwargs["output_grads"],
+                bwd_kwargs["input_values"],
+                self.submod.parameters(),
+            )
+        later = bwd_kwargs["param_groups"]
+        assert isinstance(later, WeightBackward)
+        later.run(self._engine.gradients_arrived)
+        self._engine.after_weights(last_backward)
+        return (), None
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        if not self.is_first and bwd_chunk_id in self.backward_state:
+            # torch keeps inputs, outputs and their gradients for the second half, which has what
+            # it needs of them.
+            _, later, *_ = self.backward_state[bwd_chunk_id]
+            self.backward_state[bwd_chunk_id] = ((), later, (), None)

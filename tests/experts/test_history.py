@@ -1,0 +1,86 @@
+"""Records of routing, step by step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.errors import UsageError
+from autopar.experts.diagnosis import Routing
+from autopar.experts.history import Recorded, RoutingHistory
+from autopar.experts.load import LayerLoad
+
+
+def counted(*rows: float, dropped: float = 0) -> Routing:
+    return Routing({"layer": LayerLoad(rows, 2, dropped=dropped)})
+
+
+def test_each_record_tells_of_what_came_since_the_one_before() -> None:
+    history = RoutingHistory()
+    first = history.add(0, counted(4, 4, 4, 4), {"balance": 0.5})
+    second = history.add(1, counted(12, 4, 4, 4, dropped=2), {"balance": 0.25})
+    assert first["layers"]["layer"] == {
+        "entropy": pytest.approx(1),
+        "expert_imbalance": 1.0,
+        "rank_imbalance": 1.0,
+        "dropped_share": 0.0,
+    }
+    assert second["layers"]["layer"] == {
+        "entropy": 0.0,
+        "expert_imbalance": 4.0,
+        "rank_imbalance": 2.0,
+        "dropped_share": pytest.approx(0.2),
+    }
+    written = json.loads(json.dumps(history.to_dict()))
+    assert written["load"] == {"layer": [12, 4, 4, 4]}
+    assert [r["auxiliary_losses"]["balance"] for r in written["history"]] == [0.5, 0.25]
+    assert [r["step"] for r in written["history"]] == [0, 1]
+
+
+def test_counts_that_were_reset_start_again() -> None:
+    history = RoutingHistory()
+    history.add(0, counted(8, 8, 8, 8), {})
+    record = history.add(1, counted(8, 0, 0, 0), {})
+    assert record["layers"]["layer"]["expert_imbalance"] == 4.0
+
+
+def test_its_length_is_bounded() -> None:
+    history = RoutingHistory(most=2)
+    for step in range(5):
+        history.add(step, counted(step, step), {})
+    assert len(history) == 2
+    assert [r["step"] for r in history.to_dict()["history"]] == [3, 4]
+    with pytest.raises(UsageError, match="most=0 records"):
+        RoutingHistory(most=0)
+
+
+def written(folder: Path, content: Any) -> Path:
+    path = folder / "history.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    history = RoutingHistory()
+    history.add(3, counted(4, 2, 1, 1), {"balance": 0.5})
+    found = Recorded.read(written(tmp_path, history.to_dict()))
+    assert found.load == {"layer": (4, 2, 1, 1)}
+    assert list(found.records) == history.to_dict()["history"]
+    assert Recorded.read(written(tmp_path, {"layer": [1, 2]})) == Recorded({"layer": (1, 2)})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"step": "one"}, {"layers": {}}, {"layers": {"a": {"entropy": 1}}}]
+    + [{"auxiliary_losses": {"balance": "x"}}, {"auxiliary_losses": None}],
+)
+def test_a_record_that_is_none_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    history = RoutingHistory()
+    history.add(0, counted(1, 1), {})
+    document = history.to_dict()
+    document["history"].append({**document["history"][0], **change})
+    with pytest.raises(UsageError, match="record 1 of .*history.json is no record of routing"):
+        Recorded.read(written(tmp_path, document))

@@ -1,0 +1,169 @@
+"""Zero-bubble pipelines against enumeration by another route: the evaluator alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import Phase, assume, given, settings
+from hypothesis import strategies as st
+
+from autopar.cost.pipeline import actions
+from autopar.cost.setting import Setting
+from autopar.errors import UsageError
+from autopar.interleaving import refused
+from autopar.mesh import Mesh
+from autopar.search.bounds import bound, cut_seconds
+from autopar.search.chain import Chain
+from autopar.search.enumerate import search
+from autopar.search.options import SearchOptions, parse_pins
+from autopar.search.zero_bubble import least_peak, solve
+from autopar.search.zero_bubble.phases import half_phases
+from tests.search import synthetic
+from tests.search.test_interleaved import evaluated, sizes_of
+from tests.search.test_stages import NUMBERS, block, cluster, ties
+
+
+def divided(found, part: float):
+    """A block with what a divided backward asks for: `part` of its backward is for weights."""
+    return replace(
+        found,
+        backward_weights=part * found.backward_compute,
+        delayed_bytes=found.saved_bytes // 3,
+        divided_transient_bytes=found.saved_bytes // 3 + found.transient_bytes,
+        loose_bytes=found.saved_bytes // 5,
+    )
+
+
+def brute_force(blocks, setting, limit):
+    """(seconds, peaks) of the best cut of the family that fits."""
+    best = None
+    pp = setting.mesh.pp
+    for sizes in sizes_of(len(blocks), pp * setting.chunks, pp):
+        part_of = [part for part, size in enumerate(sizes) for _ in range(size)]
+        holders = {
+            (t.group, p % pp, p) for p, b in zip(part_of, blocks, strict=True) for t in b.tied
+        }
+        if len({place[:2] for place in holders}) < len(holders):
+            continue  # two parts of one rank would each hold a copy
+        if len({p for p, b in zip(part_of, blocks, strict=True) if b.parameters}) < len(sizes):
+            continue  # a part without parameters
+        seen = evaluated(blocks, setting, sizes, {})
+        if seen.peak_bytes <= limit and (best is None or seen.step_seconds < best):
+            best = seen.step_seconds
+    return best
+
+
+@settings(max_examples=150, deadline=None, phases=[Phase.generate])
+@given(
+    rows=st.lists(NUMBERS, min_size=4, max_size=8),
+    pp=st.integers(2, 3),
+    chunks=st.integers(2, 3),
+    microbatches=st.integers(1, 13),
+    dp=st.integers(1, 2),
+    zero=st.integers(0, 1),
+    fraction=st.floats(0.5, 1.1),
+    tied=st.sampled_from([0, 30]),
+    inner=st.sampled_from([(), (1, 2), (0, 1), (2, 3, 4)]),
+    part=st.floats(0.0, 1.0),
+    precision=st.sampled_from(["fp32", "bf16-mixed", "bf16"]),
+)
+def test_equals_brute_force(
+    rows, pp, chunks, microbatches, dp, zero, fraction, tied, inner, part, precision
+):
+    assume(pp * chunks <= len(rows) and not refused(pp, microbatches))
+    blocks = [
+        divided(block(i, n, ties(i, len(rows) - 1, tied, inner)), part) for i, n in enumerate(rows)
+    ]
+    mesh = Mesh(pp, dp, 1)
+    setting = Setting(
+        cluster(mesh.size),
+        mesh,
+        1,
+        microbatches,
+        "zero-bubble",
+        zero if dp > 1 else 0,
+        precision,
+        chunks=chunks,
+    )
+    chain = Chain(blocks)
+    free = solve(chain, setting, np.inf)
+    if free is None:
+        assert brute_force(blocks, setting, 2**62) is None
+        return
+    limit = int(max(free.peaks) * fraction)
+    expected = brute_force(blocks, setting, limit)
+    found = solve(chain, setting, limit)
+    if expected is None:
+        assert found is None
+        return
+    assert found is not None
+    assert found.objective == pytest.approx(expected, rel=1e-9)
+    assert found.bound <= found.objective
+    seen = evaluated(blocks, setting, np.diff(found.cuts).tolist(), {})
+    assert seen.step_seconds == pytest.approx(found.objective, rel=1e-9)
+    assert tuple(m.total for m in seen.memory_per_stage) == found.peaks
+    assert sum(seen.time_breakdown.values()) == pytest.approx(seen.step_seconds, rel=1e-9)
+    for kind in ({}, {"sums": True}, {"exact": True}):
+        assert cut_seconds(chain, setting, limit, **kind) <= found.objective * (1 + 1e-9)
+    least = bound(chain, setting)
+    assert least.seconds <= found.objective * (1 + 1e-9)
+    assert least.peak <= max(found.peaks)
+    smallest = least_peak(chain, setting, "none", None)
+    assert smallest is not None and smallest <= max(found.peaks)
+    assert solve(chain, setting, smallest) is not None
+    assert solve(chain, setting, smallest - 1) is None
+    assert solve(chain, setting, limit, cutoff=found.objective) is None
+    assert solve(chain, setting, limit, recompute="full") is None
+
+
+@pytest.mark.parametrize(("pp", "microbatches", "chunks"), [(2, 6, 2), (3, 12, 3), (4, 20, 2)])
+def test_no_half_is_fuller_than_those_that_are_looked_at(pp, microbatches, chunks):
+    for rank, kept in enumerate(half_phases(pp, microbatches, chunks)):
+        live, delayed, done = ([0] * chunks for _ in range(3))
+        for action in actions("zero-bubble", pp, microbatches, chunks)[rank]:
+            c = action.chunk
+            if action.kind == "F":
+                live[c] += 1
+                continue
+            same = (kept.chunk == c) & (kept.second == (action.kind == "W"))
+            same &= kept.first == (done[c] == 0)
+            more = (kept.live - kept.delayed >= np.subtract(live, delayed)).all(axis=1)
+            more &= (kept.delayed >= delayed).all(axis=1)
+            more &= (kept.before >= (np.array(done) > 0)).all(axis=1)
+            assert (same & more).any(), action
+            if action.kind == "I":
+                delayed[c] += 1
+            else:
+                live[c], delayed[c], done[c] = live[c] - 1, delayed[c] - 1, done[c] + 1
+
+
+def pinned(text: str, **more):
+    options = SearchOptions(global_batch=32, pins=parse_pins(text), **more)
+    provider = synthetic.Provider(synthetic.cluster(8), layers=10)
+    return search(provider, provider.on, options)
+
+
+def test_a_pin_is_kept_and_what_it_leaves_open_is_chosen():
+    found = pinned("schedule=zero-bubble").choice
+    assert found is not None and found.schedule == "zero-bubble" and found.chunks > 1
+    assert found.zero <= 1 and found.recompute_label == "none"
+    exact = pinned(f"schedule=zero-bubble,chunks={found.chunks},pp={found.mesh.pp}").choice
+    assert exact is not None
+    assert exact.step_seconds == pytest.approx(found.step_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"),
+    [
+        ("schedule=zero-bubble,zero=3", "ZeRO-3"),
+        ("schedule=zero-bubble,zero=2", "ZeRO-2"),
+        ("schedule=zero-bubble,recompute=full", "recomputed block would run again"),
+        ("schedule=zero-bubble,chunks=1", "chunks of 2 or more"),
+        ("schedule=zero-bubble,pp=1", "schedule=zero-bubble with pp=1"),
+    ],
+)
+def test_what_can_not_run_is_refused_by_name(pins, message):
+    with pytest.raises(UsageError, match=message):
+        pinned(pins)
