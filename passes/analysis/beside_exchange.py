@@ -49,9 +49,13 @@ def mark_beside(graph: fx.Graph, call: fx.Node) -> None:
     """Write on nodes of a block graph what they run beside, if there is a product among them.
 
     A collective over the ranks of the exchange would wait for it, so what needs one runs after it.
-    Where one of the ops draws random numbers or changes memory they stay where they are.
+    Where one of the ops draws random numbers or changes memory they stay where they are. What
+    another exchange needs, when neither needs the other, is beside none of the two: each would wait
+    for what runs beside the other.
     """
-    free = [n for n in independent(graph, call) if BESIDE not in n.meta]
+    apart = independent(graph, call)
+    others = _around(apart, set(exchanges(graph)))
+    free = [n for n in apart if BESIDE not in n.meta and n not in others]
     if any(draws(n) or written(n) for n in free) or _reads_what_changes(graph, free):
         return
     free = _without_collectives(free, group_of(call))
@@ -78,6 +82,18 @@ def independent(graph: fx.Graph, call: fx.Node) -> list[fx.Node]:
         if node in needed:
             needed.update(node.all_input_nodes)
     return [n for n in nodes if n.op == "call_function" and n not in needed | needing]
+
+
+def _around(nodes: list[fx.Node], some: set[fx.Node]) -> set[fx.Node]:
+    """Those of `some` among the nodes, what they need of these, and what needs them."""
+    needed, needing = some.intersection(nodes), some.intersection(nodes)
+    for node in nodes:
+        if needing.intersection(node.all_input_nodes):
+            needing.add(node)
+    for node in reversed(nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    return needed | needing
 
 
 def group_of(node: fx.Node) -> Any:

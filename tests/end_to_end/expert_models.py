@@ -29,6 +29,18 @@ _SIZES = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+# Latent attention, and shared experts from the second layer on.
+_LATENT = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "head_dim": 4,
+}
 Toy = tuple[nn.Module, dict[str, torch.Tensor]]
 
 
@@ -101,35 +113,11 @@ def gpt_oss() -> Toy:
 
 
 def deepseek_v3() -> Toy:
-    return _toy(
-        "deepseek_v3",
-        n_routed_experts=4,
-        n_shared_experts=1,
-        first_k_dense_replace=1,
-        n_group=2,
-        topk_group=1,
-        q_lora_rank=16,
-        kv_lora_rank=16,
-        qk_rope_head_dim=4,
-        qk_nope_head_dim=8,
-        v_head_dim=8,
-        head_dim=4,
-    )
+    return _toy("deepseek_v3", **_LATENT, n_group=2, topk_group=1)
 
 
 def deepseek_v2() -> Toy:
-    return _toy(
-        "deepseek_v2",
-        n_routed_experts=4,
-        n_shared_experts=1,
-        first_k_dense_replace=1,
-        q_lora_rank=16,
-        kv_lora_rank=16,
-        qk_rope_head_dim=4,
-        qk_nope_head_dim=8,
-        v_head_dim=8,
-        head_dim=4,
-    )
+    return _toy("deepseek_v2", **_LATENT)
 
 
 def ernie4_5_moe() -> Toy:

@@ -17,11 +17,16 @@ _aten = torch.ops.aten
 
 
 def shared_experts(
-    ranks: int, group: str = EP, *, between: bool = False, draws: bool = False
+    ranks: int,
+    group: str = EP,
+    *,
+    between: bool = False,
+    draws: bool = False,
+    twice: bool = False,
 ) -> fx.GraphModule:
     """As one of `ranks` ranks has it. `between`: the shared expert is written half before and half
-    after the others, else after them; `draws`: with a dropout. All placeholders need gradients but
-    `index`."""
+    after the others, else after them; `draws`: with a dropout; `twice`: with further experts beside
+    the first. All placeholders need gradients but `index`."""
     graph = fx.Graph()
     sizes = {
         "hidden": (TOKENS, HIDDEN),
@@ -63,7 +68,14 @@ def shared_experts(
     if draws:
         inside = call("dropout", _aten.dropout.default, inside, 0.5, True)
     down = call("down_1", _aten.linear.default, inside, given["shared_down"])
-    graph.output((call("add", _aten.add.Tensor, experts, down),))
+    result = call("add", _aten.add.Tensor, experts, down)
+    if twice:
+        # Neither needs the other; each has a product before it.
+        routed = call("routed", _aten.linear.default, given["hidden"], given["shared_gate"])
+        again = call("again", _aten.linear.default, routed, given["shared_down"])
+        second = call("experts_1", experts.target, again, *experts.args[1:])
+        result = call("sum", _aten.add.Tensor, result, second)
+    graph.output((result,))
     return fx.GraphModule(torch.nn.Module(), graph)
 
 

@@ -37,6 +37,18 @@ def test_between_replicas_what_was_not_marked_stays() -> None:
     assert names(graph) == before
 
 
+@pytest.mark.parametrize("group", ["ep", "tp"])
+def test_exchanges_beside_each_other_do_not_wait_for_each_other(group: str) -> None:
+    graph = shared_experts(2, group, twice=True)
+    if group == "ep":
+        for call in exchanges(graph.graph):
+            mark_beside(graph.graph, call)
+    order_exchanges(graph)  # checks the order
+    marks = {n.name: n.meta[BESIDE][0] for n in graph.graph.nodes if BESIDE in n.meta}
+    assert set(marks) == {"gate", "act", "up_1", "mul", "down_1"}
+    assert set(marks.values()) == {"experts"}
+
+
 def test_collectives_of_tp_go_with_what_they_need() -> None:
     """They were inserted after ops were marked."""
     graph = shared_experts(2)
