@@ -190,6 +190,7 @@ def test_four_ranks_of_ep() -> None:
     )
 
 
+@pytest.mark.slow
 def test_four_ranks_of_tp() -> None:
     check_trained(
         4,

@@ -258,6 +258,7 @@ def test_checkpoints_of_copies(
     check_checkpoints(tmp_path, 4, pins, "i", spare=spare, held=held, otherwise=otherwise)
 
 
+@pytest.mark.slow
 def test_checkpoints_of_copies_over_tp(tmp_path: Path) -> None:
     pins = ["pp=1,dp=2,tp=2,weights=split,zero=3", "pp=1,dp=2,tp=2,weights=split,zero=0"]
     check_checkpoints(
