@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import UsageError
 from autopar.experts.assignment import Assignment
 from autopar.runtime.expert_load import LayerExperts
+from autopar.runtime.live_optimizers import live_optimizers
 from autopar.runtime.ranks import Ranks, together
 from autopar.runtime.slot_exchange import local_tensor, moved
 from autopar.runtime.slot_order import EMPTY, Order, home_slots, natural_order, slot_order
@@ -120,6 +121,7 @@ class ExpertSlots:
             orders = self.orders(assignment)
             if optimizer is not None:
                 self.check_optimizer(optimizer, parameters)
+            self._check_others(orders, optimizer, parameters)
         except Exception as found:
             error = found
         together(self._ranks, error)
@@ -191,6 +193,27 @@ class ExpertSlots:
                 alike = isinstance(value, DTensor) and value.shape == parameters[name].shape
                 _check_layout(name, f"{key} of {type(optimizer).__name__}", value, alike)
 
+    def _check_others(
+        self,
+        orders: Mapping[str, Order],
+        given: torch.optim.Optimizer | None,
+        parameters: Mapping[str, nn.Parameter],
+    ) -> None:
+        """Raises `UsageError` for states that would stay behind when their experts are moved."""
+        moving = [x for x in self.layers if orders.get(x.layer, _now(x)) != _now(x)]
+        if not moving:
+            return
+        others = live_optimizers([parameters[n] for x in moving for n in x.parameters], given)
+        if others:
+            layers = ", ".join(repr(x.layer) for x in moving[:2])
+            raise UsageError(
+                f"{type(others[0]).__name__} has states of experts that move ({layers}), and is "
+                "not given: they would stay behind, with other experts",
+                next_step="give it: program.rebalance(assignment, optimizer); or delete it"
+                if given is None
+                else "have one optimizer for all experts, or delete those that are not used",
+            )
+
     def move(
         self,
         orders: Mapping[str, Order],
@@ -200,7 +223,7 @@ class ExpertSlots:
         """Weights, gradients and the optimizer's state, in place; all ranks of a stage together."""
         for layer in self.layers:
             order = orders.get(layer.layer)
-            now = layer.order or tuple(range(layer.experts))
+            now = _now(layer)
             if order is None or order == now:
                 continue
             slot_of = home_slots(now, layer.ranks)
@@ -215,6 +238,11 @@ class ExpertSlots:
                         local_tensor(tensor).copy_(made)
             natural = not layer.spare and order == tuple(sorted(order))
             layer.order = () if natural else order
+
+
+def _now(layer: LayerExperts) -> Order:
+    """The expert of every slot."""
+    return layer.order or tuple(range(layer.experts))
 
 
 def _check_room(layer: LayerExperts, holders: Sequence[Sequence[int]]) -> None:

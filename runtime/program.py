@@ -225,8 +225,8 @@ class DistributedProgram(ProgramState):
 
     def auxiliary_losses(self) -> dict[str, float]:
         """What the last step's loss had added to it that reads no targets, as the balance of
-        experts: by its line in the model's code, times its weight there; the same on every rank.
-        None where the loss is no such sum."""
+        experts: by its expression in the model's code, signed and with its weight there; the same
+        on every rank. None where the loss is no such sum (`passes/analysis/loss_terms.py`)."""
         return self._loss_terms.values()
 
     def _prepare(self, batch: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
@@ -358,14 +358,15 @@ class DistributedProgram(ProgramState):
             return Routing(summed_load(own, self.ranks))
 
     def record_routing(self) -> dict[str, Any]:
-        """Add to `history` what routing was since the last record, with the last step's
-        `auxiliary_losses`; all ranks together. `history.to_dict()` is JSON that `autopar experts`
-        reads as a load."""
+        """Add to `history` what routing was since the last record or `reset_expert_load`, with the
+        last step's `auxiliary_losses`; all ranks together. `history.to_dict()` is JSON that
+        `autopar experts` reads as a load."""
         return self.history.add(self._steps, self.routing(), self.auxiliary_losses())
 
     def reset_expert_load(self) -> None:
         for layer in self._slots.layers:
             layer.reset()
+        self.history.counts_were_reset()
 
     def rebalance(
         self, assignment: Assignment, optimizer: torch.optim.Optimizer | None = None
@@ -380,7 +381,7 @@ class DistributedProgram(ProgramState):
         gradients; the norm of `clip_grad_norm_` counts them once (torch's own function does not).
         Raises `UsageError` on every rank, before anything is moved, for an assignment of other
         ranks, layers or experts, for more experts on a rank than it has slots, and for an optimizer
-        whose state can't be moved.
+        whose state can't be moved, or that is not given and has states of experts that move.
         """
         with self._faults.during("moving experts"):
             orders = self._slots.agreed_orders(assignment, optimizer, self._parameters)

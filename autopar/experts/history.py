@@ -26,27 +26,34 @@ class RoutingHistory:
         if most < 1:
             raise UsageError(f"most={most} records", next_step="give 1 or more")
         self._records: deque[dict[str, Any]] = deque(maxlen=most)
+        self._last: Mapping[str, LayerLoad] = {}
+        # From which on the next record counts.
         self._before: Mapping[str, LayerLoad] = {}
 
     def __len__(self) -> int:
         return len(self._records)
 
     def add(self, step: int, routing: Routing, auxiliary: Mapping[str, float]) -> dict[str, Any]:
-        """`routing`: rows counted so far (from the start again after they were reset);
-        `auxiliary`: losses of the step. Returns the record."""
+        """`routing`: rows counted so far, or since `counts_were_reset`; `auxiliary`: losses of the
+        step. Returns the record."""
         layers = {}
         for name, now in routing.layers.items():
             own = _since(now, self._before.get(name))
             layers[name] = {measure: getattr(own, measure) for measure in MEASURES}
-        self._before = dict(routing.layers)
+        self._last = self._before = dict(routing.layers)
         record = {"step": step, "auxiliary_losses": dict(auxiliary), "layers": layers}
         self._records.append(record)
         return record
 
+    def counts_were_reset(self) -> None:
+        """Rows are counted from zero: the next record is of those, and not of what came between
+        the last record and the reset."""
+        self._before = {}
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it: `load`, rows of every expert by layer at the last record, and
         `history`, the records."""
-        load = {name: list(layer.rows) for name, layer in self._before.items()}
+        load = {name: list(layer.rows) for name, layer in self._last.items()}
         return {"load": load, "history": list(self._records)}
 
 
@@ -65,6 +72,11 @@ class Recorded:
         given = read_layers(path)
         if not (isinstance(given, dict) and isinstance(given.get("history"), list)):
             return Recorded(checked_load(given))
+        if not given["history"] and not given.get("load"):
+            raise UsageError(
+                f"the history in {path} has no record yet",
+                next_step="call program.record_routing() after a step, then write it",
+            )
         for index, record in enumerate(given["history"]):
             _check(f"record {index} of {path}", record)
         return Recorded(checked_load(given.get("load") or {}), tuple(given["history"]))
@@ -100,7 +112,9 @@ def _since(now: LayerLoad, before: LayerLoad | None) -> LayerLoad:
         return now
     rows = [a - b for a, b in zip(now.rows, before.rows, strict=True)]
     dropped = now.dropped - before.dropped
-    # Fewer than before: they were reset in between.
     if min(rows) < 0 or dropped < 0:
-        return now
+        raise UsageError(
+            "a layer has fewer rows than at the record before",
+            next_step="call counts_were_reset() of the history when its counts are reset",
+        )
     return replace(now, rows=tuple(rows), dropped=dropped)

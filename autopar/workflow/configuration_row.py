@@ -6,6 +6,7 @@ interconnect; tp, sp, pp, vp, cp, ep, etp, dp, shard, zero, mbs, gbs; precision,
 attention, optimizer, schedule, dp_mode, compile; n_experts, topk, with `ffn` the width of one
 expert. An empty cell means not stated. `shard` is the number of ranks that ZeRO shards over where
 that is not dp x cp; a `dp_mode` may tell it too: `FSDP=128 x DP=8`, `HSDP (shard within node)`.
+Over one rank it shards nothing: `FSDP=1 x DP=64` is data parallelism with ZeRO-0.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from autopar.workflow.configuration import Configuration
 from autopar.workflow.reported_practice import (
     InexpressibleError,
     Row,
+    number,
     practice_facts,
     reported_cluster,
+    whole_number,
 )
 from autopar.workflow.row_model import head_size, zoo_model
 from autopar.workflow.stand_in import Architecture
@@ -63,21 +66,21 @@ def read_row(row: Row) -> RowConfiguration:
     if mesh.size != cluster.size:
         raise InexpressibleError("tp x cp x pp x dp is not the number of GPUs")
     mesh = _sharded(row, mesh, cluster.ranks_per_node)
-    microbatch = _whole(row, "mbs")
-    per_rank, rest = divmod(_whole(row, "gbs"), mesh.dp)
+    microbatch = whole_number(row, "mbs")
+    per_rank, rest = divmod(whole_number(row, "gbs"), mesh.dp)
     if rest or per_rank % microbatch:
         raise InexpressibleError("global batch does not divide into micro-batches")
-    chunks = _whole(row, "vp", 1) if mesh.pp > 1 else 1
+    chunks = whole_number(row, "vp", 1) if mesh.pp > 1 else 1
     count = per_rank // microbatch
     recompute = facts.get("recompute")
     if recompute is None:
-        raise InexpressibleError(f"recomputation {row['recompute'][:40]!r}")
+        raise InexpressibleError(f"recomputation {(row.get('recompute') or '')[:40]!r}")
     precision = facts["precision"]
     assert precision in EVALUATED_PRECISION
     configuration = Configuration(
         cluster=cluster,
         mesh=mesh,
-        sequence=_whole(row, "seq"),
+        sequence=whole_number(row, "seq"),
         microbatch=microbatch,
         microbatches=count,
         schedule=_schedule(row, mesh.pp, chunks, count),
@@ -107,13 +110,15 @@ def read_row(row: Row) -> RowConfiguration:
         assumed.append("heads")
     zoo = zoo_model(row)
     architecture = None if zoo else _architecture(row, facts, mesh.tp)
-    return RowConfiguration(architecture, _whole(row, "layers"), configuration, tuple(assumed), zoo)
+    return RowConfiguration(
+        architecture, whole_number(row, "layers"), configuration, tuple(assumed), zoo
+    )
 
 
 def _mesh(row: Row) -> Mesh:
-    mesh = Mesh(*(max(1, _whole(row, a, 1)) for a in ("pp", "dp", "tp", "cp", "ep")))
+    mesh = Mesh(*(max(1, whole_number(row, a, 1)) for a in ("pp", "dp", "tp", "cp", "ep")))
     # Not stated: Megatron's experts are split over tp as all else is.
-    if _experts(row) and _whole(row, "etp", mesh.tp) != mesh.tp:
+    if _experts(row) and whole_number(row, "etp", mesh.tp) != mesh.tp:
         raise InexpressibleError("experts over ep and tp ranks together (etp is not tp)")
     if mesh.replicas % mesh.ep:
         raise InexpressibleError("ep does not divide dp x cp")
@@ -122,47 +127,71 @@ def _mesh(row: Row) -> Mesh:
 
 def _sharded(row: Row, mesh: Mesh, per_node: int) -> Mesh:
     """The mesh with the groups over which the row shards; `per_node`: ranks."""
-    mode = (row.get("dp_mode") or "").lower()
-    shard = _whole(row, "shard", 0)
-    if not shard and (told := re.search(r"fsdp=(\d+) ?x ?dp=(\d+)", mode)):
-        # FSDP of one rank is data parallelism.
-        shard = mesh.replicas // int(told[2]) if int(told[1]) > 1 else 0
-    elif not shard and "hsdp" in mode:
-        if not re.search(r"shard\w* (within|in)( the| a)? node", mode):
-            raise InexpressibleError("number of ranks that HSDP shards over not stated")
-        shard = max(1, per_node // mesh.tp)
-    if shard in (0, mesh.replicas):
+    shard, told = whole_number(row, "shard", 0), _told_shard(row, mesh, per_node)
+    if shard and told and shard != told:
+        raise InexpressibleError(f"shard is {shard}, dp_mode {row['dp_mode']!r} says {told}")
+    shard = shard or told
+    if not shard or mesh.replicas == shard == 1:
         return mesh
-    if mesh.replicas % shard or shard == 1:
-        raise InexpressibleError(f"sharding over {shard} of {mesh.replicas} data-parallel ranks")
+    over = f"over {shard} of {mesh.replicas} data-parallel ranks"
+    if mesh.replicas % shard:
+        raise InexpressibleError(f"sharding {over}")
+    zero = _zero(row, mesh.pp)
+    if (zero > 0) != (shard > 1):
+        raise InexpressibleError(f"ZeRO-{zero} with sharding {over}")
+    if shard in (1, mesh.replicas):
+        return mesh
     if mesh.ep > 1:
         raise InexpressibleError("hybrid sharding with ep")
-    if not _zero(row, mesh.pp):
-        raise InexpressibleError("hybrid sharding of ZeRO-0")
     return replace(mesh, dp_replicate=mesh.replicas // shard)
+
+
+def _told_shard(row: Row, mesh: Mesh, per_node: int) -> int:
+    """Ranks that the row shards over by its `dp_mode`; 0: it does not say."""
+    mode = (row.get("dp_mode") or "").lower()
+    if fsdp := re.search(r"fsdp *= *([^\s,;x×*)]+)", mode):
+        ranks = int(fsdp[1]) if fsdp[1].isdecimal() else 0
+        copies = re.search(r"(?<![a-wyz])dp *= *([^\s,;x×*)]+)", mode)
+        if copies is None:
+            # Alone, 0 and 1 may be a switch, as false and true are.
+            return ranks if ranks > 1 else 0
+        if not copies[1].isdecimal() or ranks * int(copies[1]) != mesh.replicas:
+            raise InexpressibleError(
+                f"FSDP={fsdp[1]} x DP={copies[1]} of {mesh.replicas} data-parallel ranks"
+            )
+        return ranks
+    if "hsdp" not in mode:
+        return 0
+    if re.search(r"shard\w* (within|in)( the| a)? node", mode):
+        return max(1, per_node // mesh.tp)
+    if not whole_number(row, "shard", 0):
+        raise InexpressibleError("number of ranks that HSDP shards over not stated")
+    return 0
 
 
 def _experts(row: Row) -> int:
     """Experts of a layer; 0 for a single MLP."""
-    count = _whole(row, "n_experts", 0)
+    count = whole_number(row, "n_experts", 0)
     return count if count > 1 else 0
 
 
 def _refuse(row: Row) -> None:
     """What no configuration of this package can be."""
-    if not _experts(row) and _whole(row, "ep", 1) > 1:
+    if not _experts(row) and whole_number(row, "ep", 1) > 1:
         raise InexpressibleError("ep without experts")
     if _experts(row) and not row.get("topk"):
         raise InexpressibleError("topk not stated")
     for column in ("layers", "hidden", "ffn", "vocab", "seq", "n_gpus", "mbs", "gbs"):
-        if not row.get(column):
-            raise InexpressibleError(f"{column} not stated")
+        if not whole_number(row, column):
+            raise InexpressibleError(f"{column} is {row[column]!r}")
 
 
 def _zero(row: Row, pp: int) -> int:
     """As printed. Under a pipeline no framework scatters gradients after every micro-batch:
     ZeRO-2 there sums whole gradients and scatters once, which is ZeRO-1."""
-    zero = _whole(row, "zero", 0)
+    zero = whole_number(row, "zero", 0)
+    if zero > 3:
+        raise InexpressibleError(f"zero is {row['zero']!r}")
     return 1 if zero == 2 and pp > 1 else zero
 
 
@@ -179,51 +208,38 @@ def _schedule(row: Row, pp: int, chunks: int, microbatches: int) -> str:
 def _heads(row: Row, hidden: int, tp: int) -> int:
     """As printed; else the number that divides among tp ranks and makes heads of about 128."""
     if row.get("heads"):
-        return _whole(row, "heads")
+        return whole_number(row, "heads")
     fitting = [n for n in range(tp, hidden // 2 + 1, tp) if hidden % (2 * n) == 0]
     return min(fitting, key=lambda n: (abs(hidden / n - HEAD_SIZE), n), default=0)
 
 
 def _architecture(row: Row, facts: Mapping[str, Any], tp: int) -> Architecture:
     """Gated or not and tied or not: by the printed parameter count, else by the model's family."""
-    ffn, hidden = _whole(row, "ffn"), _whole(row, "hidden")
+    ffn, hidden = whole_number(row, "ffn"), whole_number(row, "hidden")
     heads = _heads(row, hidden, tp)
     size = head_size(row)
     if not heads or (not size and (hidden % heads or hidden // heads % 2)):
         raise InexpressibleError("hidden size does not divide into heads")
+    kv_heads = whole_number(row, "kv_heads", heads)
+    if not kv_heads or heads % kv_heads:
+        raise InexpressibleError(f"{heads} heads do not divide among {kv_heads} kv_heads")
 
     def shape(gated: bool, tied: bool) -> Architecture:
-        kv_heads = _whole(row, "kv_heads", heads)
-        vocab = _whole(row, "vocab")
+        vocab = whole_number(row, "vocab")
         kernels = facts["fused_attention"], facts["wide_loss"]
-        inner = _experts(row), _whole(row, "topk", 0), size
+        inner = _experts(row), whole_number(row, "topk", 0), size
         return Architecture(hidden, heads, kv_heads, ffn, vocab, gated, tied, *kernels, *inner)
 
     name = (row.get("model") or "").lower()
     gated = any(word in name for word in GATED)
     plain = any(word in name for word in UNGATED) or (ffn == 4 * hidden and not gated)
     likely = [shape(not plain, plain), shape(not plain, not plain)]
-    count = float(row.get("params_b") or 0) * 1e9
+    count = number(row, "params_b", 0.0) * 1e9
     if not count:
         return likely[0]
     every = [*likely, shape(plain, plain), shape(plain, not plain)]
-    layers = _whole(row, "layers")
+    layers = whole_number(row, "layers")
     closest = min(every, key=lambda s: abs(s.parameters(layers) - count))
     if abs(closest.parameters(layers) - count) > CLOSE * count:
         return likely[0]
     return closest
-
-
-def _whole(row: Row, column: str, default: int | None = None) -> int:
-    text = row.get(column) or ""
-    if not text:
-        if default is None:
-            raise InexpressibleError(f"{column} not stated")
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        raise InexpressibleError(f"{column} is {text!r}") from None
-    if value != int(value) or value < 0:
-        raise InexpressibleError(f"{column} is {text!r}")
-    return int(value)

@@ -10,21 +10,29 @@ import csv
 import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autopar.errors import AutoparError, UsageError
 from autopar.workflow.configuration_row import RowConfiguration, read_row
 from autopar.workflow.reported_practice import InexpressibleError
 
+if TYPE_CHECKING:
+    from autopar.workflow.evaluator import Evaluator
+
 GIB = 2**30
 PREDICTED = ("predicted_status", "predicted_step_seconds", "predicted_peak_gib")
 EXAMPLE_SEQUENCE = 2048
+# Characters of a reason in a table.
+LONGEST_REASON = 400
 
 
 @dataclass(frozen=True)
 class RowPrediction:
-    """What a row costs; `status` is `fits`, `oom` or `inexpressible: why`.
+    """What a row costs; `status` is `fits`, `oom` or `inexpressible: why`. An error of ours is such
+    a reason too, with its type: it costs its own row alone.
 
     Bytes are those of the fullest rank. `peak_bytes`: counted the way the row's `mem_kind` says,
     reserved by the allocator where it says nothing. `recompute`: as stated, or assumed.
@@ -59,14 +67,15 @@ def predict_rows(
     workers: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[RowPrediction]:
-    """Predictions in the order of `rows`. `progress` is told how many rows are done, of all."""
+    """Predictions in the order of `rows`. `progress` is told how many rows are done, of all. Raises
+    for no row: those that can't be predicted say why."""
     found: list[RowPrediction | None] = [None] * len(rows)
     groups: dict[object, list[tuple[int, RowConfiguration]]] = {}
     for i, row in enumerate(rows):
         try:
             read = read_row(row)
-        except InexpressibleError as reason:
-            found[i] = RowPrediction(f"inexpressible: {reason}")
+        except Exception as error:
+            found[i] = _without(error)
             continue
         groups.setdefault(read.model, []).append((i, read))
     done = sum(f is not None for f in found)
@@ -93,8 +102,32 @@ def _run(jobs: Sequence[Job], workers: int) -> Iterable[Part]:
     # Spawned, not forked: torch's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=_one_thread) as pool:
-        for future in as_completed([pool.submit(_predict_group, job) for job in jobs]):
-            yield future.result()
+        futures = {pool.submit(_predict_group, job): job for job in jobs}
+        lost = []
+        for future in as_completed(futures):
+            try:
+                yield future.result()
+            except BrokenProcessPool:
+                lost.append(futures[future])
+    # A process that is killed ends all that its pool has not done yet: each by itself once more.
+    for job in lost:
+        with ProcessPoolExecutor(1, context, initializer=_one_thread) as pool:
+            try:
+                yield pool.submit(_predict_group, job).result()
+            except BrokenProcessPool as error:
+                yield _none_of(job, error)
+
+
+def _none_of(job: Job, error: Exception) -> Part:
+    return [(i, _without(error)) for i, *_ in job]
+
+
+def _without(error: Exception) -> RowPrediction:
+    """What is said of a row instead of numbers."""
+    text = error.message if isinstance(error, AutoparError) else str(error)
+    if not isinstance(error, AutoparError | InexpressibleError):
+        text = f"{type(error).__name__}: {text}"
+    return RowPrediction(f"inexpressible: {' '.join(text.split())[:LONGEST_REASON]}")
 
 
 def _one_thread() -> None:
@@ -105,6 +138,16 @@ def _one_thread() -> None:
 
 def _predict_group(job: Job) -> Part:
     """All rows of one architecture, in one process."""
+    part: Part = []
+    for single in (True, False):
+        rows = [row for row in job if (row[1].configuration.precision == "fp32") == single]
+        if rows:
+            part += _predict_alike(rows, single)
+    return part
+
+
+def _predict_alike(job: Job, single: bool) -> Part:
+    """`single`: products in float32, which are priced at another rate."""
     import torch
 
     from autopar.passes.capture import capture
@@ -112,23 +155,18 @@ def _predict_group(job: Job) -> Part:
     from autopar.workflow.prepare import prepare
     from autopar.workflow.row_model import build
 
-    programs = {}
-    part: Part = []
-    for i, read, kind in job:
-        # Products in float32 are priced at another rate: the captured dtype is that of compute.
-        dtype = torch.float32 if read.configuration.precision == "fp32" else torch.bfloat16
-        if dtype not in programs:
-            model, inputs = build(read.model, EXAMPLE_SEQUENCE, dtype)
-            program = capture(model, inputs, name="row", dtype=dtype)
-            programs[dtype] = Evaluator(prepare(program, dict(program.sizes)))
-        part.append((i, _predict(programs[dtype], read, kind)))
-    return part
+    # The captured dtype is that of compute.
+    dtype = torch.float32 if single else torch.bfloat16
+    try:
+        model, inputs = build(job[0][1].model, EXAMPLE_SEQUENCE, dtype)
+        program = capture(model, inputs, name="row", dtype=dtype)
+        evaluator = Evaluator(prepare(program, dict(program.sizes)))
+    except Exception as error:
+        return _none_of(job, error)
+    return [(i, _predict(evaluator, read, kind)) for i, read, kind in job]
 
 
-def _predict(evaluator: object, read: RowConfiguration, kind: str) -> RowPrediction:
-    from autopar.workflow.evaluator import Evaluator
-
-    assert isinstance(evaluator, Evaluator)
+def _predict(evaluator: Evaluator, read: RowConfiguration, kind: str) -> RowPrediction:
     try:
         seen = evaluator.predict(read.configuration, read.layers)
         for policy in ("core", "full"):
@@ -136,8 +174,8 @@ def _predict(evaluator: object, read: RowConfiguration, kind: str) -> RowPredict
             if "recompute" not in read.assumed or seen.fits:
                 break
             seen = evaluator.predict(replace(read.configuration, recompute=policy), read.layers)
-    except AutoparError as error:
-        return RowPrediction(f"inexpressible: {error.message}")
+    except Exception as error:
+        return _without(error)
     return RowPrediction(
         "fits" if seen.fits else "oom",
         seen.step_seconds,

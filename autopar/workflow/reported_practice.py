@@ -6,6 +6,7 @@ frameworks live there, not in code.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -52,6 +53,29 @@ def practice_facts(row: Row) -> dict[str, Any]:
     return facts
 
 
+def number(row: Row, column: str, default: float | None = None) -> float:
+    """What a column states; raises `InexpressibleError` where that is no number, and where it is
+    nothing without a `default`."""
+    text = row.get(column) or ""
+    if not text and default is not None:
+        return float(default)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise InexpressibleError(f"{column} is {text!r}" if text else f"{column} not stated")
+    return value
+
+
+def whole_number(row: Row, column: str, default: int | None = None) -> int:
+    """The same, of a column that counts."""
+    value = number(row, column, default)
+    if not value.is_integer():
+        raise InexpressibleError(f"{column} is {row[column]!r}")
+    return int(value)
+
+
 def reported_device(row: Row) -> tuple[str, Device]:
     """The device of a row: which file it comes from, and the device with the row's variations."""
     name, memory = row.get("gpu") or "", row.get("gpu_mem_gb") or ""
@@ -59,7 +83,7 @@ def reported_device(row: Row) -> tuple[str, Device]:
         if not re.search(rule["name"], name, re.IGNORECASE):
             continue
         low, high = rule.get("memory_gb", (0, float("inf")))
-        if "memory_gb" in rule and not (memory and low <= float(memory) <= high):
+        if "memory_gb" in rule and not (memory and low <= number(row, "gpu_mem_gb") <= high):
             continue
         key = rule.get("device")
         if key is None or key not in known_devices():
@@ -90,7 +114,7 @@ def reported_cluster(row: Row, facts: Mapping[str, Any]) -> Cluster:
         # Stand-ins are captured in bfloat16; the row's products are float16.
         device = replace(device, flops={**device.flops, "bfloat16": device.flops["float16"]})
     device = replace(device, context_bytes=facts.get("context_bytes", device.context_bytes))
-    ranks = int(float(row["n_gpus"]))
+    ranks = whole_number(row, "n_gpus")
     per_node = _ranks_per_node(row, ranks, load_device(key).most_ranks_per_node)
     if ranks % per_node:
         raise InexpressibleError(f"{ranks} GPUs do not fill nodes of {per_node}")
@@ -107,7 +131,10 @@ def _ranks_per_node(row: Row, ranks: int, most: int) -> int:
         return max(n for n in range(1, most + 1) if ranks % n == 0)
     per_node = min(ranks, 8)
     if row.get("n_nodes"):
-        per_node = max(1, ranks // int(float(row["n_nodes"])))
+        nodes = whole_number(row, "n_nodes")
+        if not nodes:
+            raise InexpressibleError(f"n_nodes is {row['n_nodes']!r}")
+        per_node = max(1, ranks // nodes)
     return min(per_node, most)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from autopar.runtime.ranks import Ranks
+
+_FROM_OUTERMOST = ("pp", "dp", REPLICATE, SHARD, "cp", "tp")
 
 
 def world_size() -> int:
@@ -66,36 +68,68 @@ def world_cluster(
             )
         return mesh, pinned
     if mesh is not None:
-        names = mesh.mesh_dim_names or ()
-        degrees: Mapping[str, int] = {n: mesh.size(i) for i, n in enumerate(names)}
-        degrees, shard = _whole_dp(degrees)
-        unknown = sorted(set(degrees) - set(AXES))
-        if unknown or not names:
-            raise UsageError(
-                f"DeviceMesh dims are {names or 'unnamed'}",
-                next_step="name its dims pp, dp, cp and tp (any of them, or dp_replicate and "
-                "dp_shard instead of dp): they pin those degrees",
-            )
-        pinned = replace(
-            pinned,
-            pp=degrees.get("pp", 1),
-            dp=degrees.get("dp", 1),
-            cp=degrees.get("cp", 1),
-            tp=degrees.get("tp", 1),
-            shard=shard or pinned.shard,
-        )
+        pinned = _pinned(mesh, pinned)
     return local_cluster(size, device_type), pinned
 
 
-def _whole_dp(degrees: Mapping[str, int]) -> tuple[Mapping[str, int], int | None]:
-    """The same with one dp in place of dp_replicate and dp_shard, and over how many ranks ZeRO is
-    to shard: cp ranks hold shards too."""
+def _pinned(mesh: DeviceMesh, pins: Pins) -> Pins:
+    """`pins` with what the dims of the mesh say."""
+    names = mesh.mesh_dim_names or ()
+    degrees: Mapping[str, int] = {name: mesh.size(i) for i, name in enumerate(names)}
+    degrees, sharding = _whole_dp(degrees)
+    unknown = sorted(set(degrees) - set(AXES))
+    if unknown or not names:
+        raise UsageError(
+            f"DeviceMesh dims are {names or 'unnamed'}",
+            next_step="name its dims pp, dp, cp and tp (any of them, or dp_replicate and "
+            "dp_shard instead of dp): they pin those degrees",
+        )
+    _check_ranks(mesh, names)
+    told = {**{axis: degrees.get(axis, 1) for axis in AXES}, **sharding}
+    for name, degree in told.items():
+        if getattr(pins, name) not in (None, degree):
+            raise UsageError(
+                f"the pins say {name}={getattr(pins, name)}, the DeviceMesh with dims {names} "
+                f"of {tuple(mesh.shape)} ranks says {name}={degree}",
+                next_step="leave it out of the pins, or change the mesh",
+            )
+    return replace(
+        pins,
+        pp=told["pp"],
+        dp=told["dp"],
+        cp=told["cp"],
+        tp=told["tp"],
+        zero=told.get("zero", pins.zero),
+        shard=told.get("shard", pins.shard),
+    )
+
+
+def _check_ranks(mesh: DeviceMesh, names: Sequence[str]) -> None:
+    """Ranks lie where plans lay them: neighbours are of the innermost axis."""
+    right = sorted(names, key=_FROM_OUTERMOST.index)
+    ranks = mesh.mesh.permute([names.index(name) for name in right]).flatten().tolist()
+    if ranks != list(range(len(ranks))):
+        raise UsageError(
+            f"DeviceMesh dims {tuple(names)} lay ranks out as {mesh.mesh.tolist()}: plans have "
+            f"neighbouring ranks in {right[-1]}",
+            next_step=f"init_device_mesh with mesh_dim_names={tuple(right)}, in that order",
+        )
+
+
+def _whole_dp(degrees: Mapping[str, int]) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """The same with one dp in place of dp_replicate and dp_shard, and the pins that these two make:
+    over how many ranks ZeRO shards (cp ranks hold shards too), or none where all are copies."""
     if not {REPLICATE, SHARD} & set(degrees) or "dp" in degrees:
-        return degrees, None
+        return degrees, {}
     rest = {name: size for name, size in degrees.items() if name not in (REPLICATE, SHARD)}
     shard, copies = degrees.get(SHARD, 1), degrees.get(REPLICATE, 1)
     ranks = shard * degrees.get("cp", 1)
-    return {**rest, "dp": copies * shard}, ranks if SHARD in degrees and ranks > 1 else None
+    sharding = {}
+    if ranks > 1 and (copies > 1 or SHARD in degrees):
+        sharding = {"shard": ranks}
+    elif copies > 1:
+        sharding = {"zero": 0}
+    return {**rest, "dp": copies * shard}, sharding
 
 
 def local_cluster(size: int, device_type: str) -> Cluster:

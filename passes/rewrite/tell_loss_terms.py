@@ -7,12 +7,13 @@ return (loss,)                             detach = detach(mul)
                                            all_reduce = autopar.all_reduce(detach, 'tp')
                                            return (loss, all_reduce)
 
-What ranks do to the sum they do to a term of it: their collectives are linear.
+What ranks do to the sum they do to a term of it: their collectives are linear. A term that is added
+several times, subtracted, or inside a product with a number is told as the loss has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,11 +21,8 @@ import torch
 from torch import fx
 
 from autopar.parts import Parts
-from autopar.passes.analysis.loss_terms import LossTerm, auxiliary_terms
+from autopar.passes.analysis.loss_terms import Addend, addends, auxiliary_terms, is_same
 from autopar.program import outputs_of
-
-# What a sum of scalars goes through unchanged.
-_SAME = frozenset(["to", "_to_copy", "clone", "view", "reshape", "squeeze"])
 
 
 @dataclass(frozen=True)
@@ -36,70 +34,66 @@ class TellLossTerms:
         last = parts.stages[-1]
         for place, block in enumerate(last.blocks if wanted else ()):
             if last.loss in block.outputs:
-                found = tell_loss_terms(block.graph, block.outputs.index(str(last.loss)), wanted)
-                told = {f"{term.name} of the loss": term.name for term in found}
+                names = tell_loss_terms(block.graph, block.outputs.index(str(last.loss)), wanted)
+                told = {f"{name} of the loss": name for name in names}
                 last.blocks[place] = replace(block, outputs=(*block.outputs, *told))
                 for stage in parts.stages:
                     stage.loss_terms = told
         return parts
 
 
-def tell_loss_terms(
-    graph: fx.GraphModule, place: int, wanted: tuple[LossTerm, ...]
-) -> tuple[LossTerm, ...]:
+def tell_loss_terms(graph: fx.GraphModule, place: int, wanted: Mapping[str, str]) -> list[str]:
     """Edit a block's graph, as one rank runs it, in place; `place`: of the loss among its results.
-    Returns those of `wanted` that are handed out behind the results."""
-    by_node = {term.node: term for term in wanted}
+    `wanted`: names by node. Returns those of what is handed out behind the results, in order, each
+    once: the second of a name is "name #2"."""
     output = graph.graph.output_node()
     results = list(outputs_of(graph.graph))
-    found = []
-    for value, chain in _terms(results[place], ()):
-        term = by_node.pop(_base(value).name, None)
-        if term is None:
-            continue
+    found: dict[str, list[Addend]] = {}
+    for term in addends(results[place], through=_is_reshard, known=wanted):
+        base = _base(term.node, wanted)
+        if base in wanted:
+            found.setdefault(base, []).append(term)
+    names: list[str] = []
+    for base, terms in found.items():
+        alike = sum(wanted[other] == wanted[base] for other in list(found)[: len(names)])
+        names.append(wanted[base] + f" #{alike + 1}" * bool(alike))
         with graph.graph.inserting_before(output):
-            told = graph.graph.call_function(torch.ops.aten.detach.default, (value,))
-            told.meta = {**value.meta, "requires_grad": False}
-            for step in reversed(chain):
-                told = graph.graph.call_function(_target(step), (told, *step.args[1:]), step.kwargs)
-                told.meta = {**step.meta, "requires_grad": False}
+            told = _told(graph.graph, terms[0])
+            for term in terms[1:]:
+                told = _call(torch.ops.aten.add.Tensor, told, _told(graph.graph, term))
         results.append(told)
-        found.append(term)
     output.args = (tuple(results),)
     graph.recompile()
-    return tuple(found)
+    return names
 
 
-def _target(node: fx.Node) -> Any:
-    return node.target
+def _told(graph: fx.Graph, term: Addend) -> fx.Node:
+    """Its value as the result has it, without gradient."""
+    told = _call(torch.ops.aten.detach.default, term.node)
+    if term.factor != 1:
+        told = _call(torch.ops.aten.mul.Tensor, told, term.factor)
+    for step, _ in reversed(term.path):
+        if is_same(step) or _is_reshard(step):
+            target: Any = step.target
+            told = graph.call_function(target, (told, *step.args[1:]), step.kwargs)
+            told.meta = {**step.meta, "requires_grad": False}
+    return told
 
 
-def _terms(
-    value: fx.Node, chain: tuple[fx.Node, ...]
-) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]]]:
-    """The terms of a sum, each with what its sum goes through on the way to the result."""
-    target: Any = value.target
-    name = str(getattr(target, "_opname", ""))
-    sources = value.all_input_nodes
-    if name in ("add", "add_") and not value.kwargs and len(sources) == 2:
-        for source in sources:
-            yield from _terms(source, chain)
-    elif _passes(value) and name != "detach":
-        inner = list(_terms(sources[0], (*chain, value)))
-        # What is no sum is a term as it is, collectives and all.
-        yield from inner if len(inner) > 1 else [(value, chain)]
-    else:
-        yield value, chain
+def _call(target: torch._ops.OpOverload, value: fx.Node, *others: fx.node.Argument) -> fx.Node:
+    made = value.graph.call_function(target, (value, *others))
+    # It lies as the value does; how that was made is not how this is.
+    made.meta = {k: v for k, v in value.meta.items() if k not in ("strategy", "reshard")}
+    made.meta["requires_grad"] = False
+    return made
 
 
-def _passes(node: fx.Node) -> bool:
-    return len(node.all_input_nodes) == 1 and (
-        "reshard" in node.meta or str(getattr(node.target, "_opname", "")) in _SAME
-    )
+def _is_reshard(node: fx.Node) -> bool:
+    return "reshard" in node.meta and len(node.all_input_nodes) == 1
 
 
-def _base(node: fx.Node) -> fx.Node:
-    """The op of the program behind collectives and casts."""
-    while _passes(node):
+def _base(node: fx.Node, wanted: Mapping[str, str]) -> str:
+    """The wanted op of the program behind collectives and casts."""
+    while node.name not in wanted and (_is_reshard(node) or is_same(node)):
         node = node.all_input_nodes[0]
-    return node
+    return node.name

@@ -40,11 +40,25 @@ def test_each_record_tells_of_what_came_since_the_one_before() -> None:
     assert [r["step"] for r in written["history"]] == [0, 1]
 
 
-def test_counts_that_were_reset_start_again() -> None:
+@pytest.mark.parametrize("rows", [(100, 20, 20, 20), (10, 10, 10, 10), (8, 0, 0, 0)])
+def test_counts_that_were_reset_start_again(rows: tuple[float, ...]) -> None:
     history = RoutingHistory()
-    history.add(0, counted(8, 8, 8, 8), {})
-    record = history.add(1, counted(8, 0, 0, 0), {})
-    assert record["layers"]["layer"]["expert_imbalance"] == 4.0
+    history.add(0, counted(10, 10, 10, 10), {})
+    history.counts_were_reset()
+    assert history.to_dict()["load"] == {"layer": [10, 10, 10, 10]}
+    history.add(1, counted(*rows), {})
+    history.counts_were_reset()
+    record = history.add(2, counted(*rows), {})["layers"]["layer"]
+    alone = counted(*rows).layers["layer"]
+    assert record["entropy"] == alone.entropy
+    assert record["expert_imbalance"] == alone.expert_imbalance
+
+
+def test_fewer_rows_than_before_are_refused() -> None:
+    history = RoutingHistory()
+    history.add(0, counted(8, 8), {})
+    with pytest.raises(UsageError, match=r"(?s)fewer rows.*counts_were_reset"):
+        history.add(1, counted(16, 4), {})
 
 
 def test_its_length_is_bounded() -> None:
@@ -70,6 +84,12 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert found.load == {"layer": (4, 2, 1, 1)}
     assert list(found.records) == history.to_dict()["history"]
     assert Recorded.read(written(tmp_path, {"layer": [1, 2]})) == Recorded({"layer": (1, 2)})
+
+
+def test_a_history_without_records_says_so(tmp_path: Path) -> None:
+    path = written(tmp_path, RoutingHistory().to_dict())
+    with pytest.raises(UsageError, match=r"(?s)history\.json has no record yet.*record_routing"):
+        Recorded.read(path)
 
 
 @pytest.mark.parametrize(

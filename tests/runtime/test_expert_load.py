@@ -50,14 +50,24 @@ def run(text: str, plans: list[Plan], program: Program) -> list[dict[str, Any]]:
         distributed.step(batch(1))
         distributed.eval().step(batch(2))
         routing = distributed.routing()
+        distributed.record_routing()
         distributed.reset_expert_load()
+        after = distributed.expert_load()
+        records = []
+        for _ in range(2):
+            distributed.step(batch(2))
+            records.append(distributed.record_routing()["layers"])
+            rows = distributed.routing().layers
+            distributed.reset_expert_load()
         found.append(
             {
                 "before": before,
                 "by hand": by_hand,
                 "load": routing.load,
                 "ranks": {layer.ranks for layer in routing.layers.values()},
-                "after reset": distributed.expert_load(),
+                "after reset": after,
+                "records": records,
+                "entropy": {name: layer.entropy for name, layer in rows.items()},
             }
         )
     return found
@@ -73,6 +83,8 @@ def check(
             assert one["load"] == one["by hand"], layout
             assert list(one["load"]) == list(one["by hand"])
             assert one["ranks"] == {ranks}
+            for record in one["records"]:  # each after a reset, of the same batch
+                assert {n: of["entropy"] for n, of in record.items()} == one["entropy"]
             for empty in (one["before"], one["after reset"]):
                 assert list(empty) == list(one["by hand"])
                 assert not any(any(rows) for rows in empty.values())

@@ -17,6 +17,7 @@ from autopar.experts.assignment import Assignment, LayerAssignment, assign_exper
 from autopar.plan_document import Plan
 from autopar.program import Program
 from autopar.runtime import collectives  # noqa: F401 - registers the ops
+from autopar.runtime.adafactor import Adafactor
 from autopar.workflow.verification import build_real
 from tests.runtime.expert_plans import ROWS, batch, run_split
 
@@ -334,6 +335,52 @@ def test_the_assignment_of_rank_0_counts() -> None:
     # A solver with a time limit need not find the same one on every rank.
     by_rank = run_split(different, "mixtral", 2, ["pp=1,dp=1,tp=2,weights=split"], "e")
     assert by_rank == [(1, 3, 0, 2)] * 2
+
+
+def without_optimizer(text: str, plans: list[Plan], program: Program) -> dict[str, Any]:
+    """What `rebalance` without the optimizer says, for several of them."""
+    ways: dict[str, Any] = {
+        "foreach": adamw,
+        "fused": lambda p: torch.optim.AdamW(p.parameters(), fused=True),
+        "adafactor": lambda p: Adafactor(p.named_parameters()),
+        "plain": lambda p: torch.optim.SGD(p.parameters(), lr=0.1),
+    }
+
+    def said(program: Any, *ranks: int, given: Any = None) -> str:
+        return message(lambda: program.rebalance(assignment(2, l0=list(ranks)), given))
+
+    found: dict[str, Any] = {}
+    for name, make in ways.items():
+        made = build(text, plans[0], program)
+        optimizer = make(made)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        found[f"{name} before a step"] = said(made, 1, 0, 0, 1)
+        train(made, optimizer, 1)
+        before = held(made)
+        found[f"{name} to where they are"] = said(made, 1, 0, 0, 1)
+        found[name] = said(made, 0, 0, 1, 1)
+        found[f"{name} moved"] = not torch.equal(held(made), before)
+        del optimizer, scheduler
+        found[f"{name} deleted"] = said(made, 0, 1, 0, 1)
+    several = [torch.optim.AdamW([p]) for p in made.parameters()]
+    for each in several:
+        each.step()
+    found["several"] = said(made, 1, 0, 0, 1, given=several[0])
+    return found
+
+
+def test_an_optimizer_with_states_of_moved_experts_has_to_be_given() -> None:
+    for said in run_split(without_optimizer, "mixtral", 2, ["pp=1,dp=2,tp=1,ep=2,zero=1"], "i"):
+        for name in ("foreach", "fused", "adafactor"):
+            kind = "Adafactor" if name == "adafactor" else "AdamW"
+            assert said[name].startswith(f"UsageError: {kind} has states of experts that move")
+            assert "rebalance(assignment, optimizer)" in said[name]
+            assert not said[f"{name} moved"]
+        assert said["plain"] == "no error" and said["plain moved"]
+        for name in ("foreach", "fused", "adafactor", "plain"):
+            for when in ("before a step", "to where they are", "deleted"):
+                assert said[f"{name} {when}"] == "no error", (name, when)
+        assert "have one optimizer for all experts" in said["several"]
 
 
 def unsplit(text: str, plans: list[Plan], program: Program) -> str:

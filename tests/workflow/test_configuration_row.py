@@ -76,14 +76,26 @@ def test_cp_is_beside_dp():
         ({"dp_mode": "HSDP (shard within node, replicate across)"}, 8),
         ({"dp_mode": "MaxText FSDP=4 x DP=4"}, 4),
         ({"dp_mode": "MaxText FSDP=16 x DP=1"}, 16),
+        ({"dp_mode": "FSDP=4xDP=4"}, 4),
+        ({"dp_mode": "FSDP=8 DP=2", "shard": "8"}, 8),
+        ({"dp_mode": "FSDP=2"}, 2),
+        ({"dp_mode": "FSDP=1"}, 16),
+        ({"dp_mode": "FSDP=True"}, 16),
+        ({"dp_mode": "HSDP", "shard": "4"}, 4),
+        ({"dp_mode": "FSDP=1 x DP=16", "zero": "0"}, 1),
+        ({"dp_mode": "FSDP=1xDP=16", "zero": ""}, 1),
+        ({"shard": "1", "zero": "0"}, 1),
         ({"shard": "2"}, 2),
         ({}, 16),
     ],
 )
 def test_shards_within_groups_of_ranks(told, shard):
     found = read_row(ROW | WIDE | {"zero": "3", "mbs": "2"} | told).configuration
-    assert (found.mesh.dp_shard, found.mesh.dp_replicate) == (shard, 16 // shard)
     assert found.setting.shards == shard
+    if shard > 1:
+        assert (found.mesh.dp_shard, found.mesh.dp_replicate) == (shard, 16 // shard)
+    else:
+        assert found.zero == 0 and found.mesh.dp_replicate == 1
 
 
 def test_what_is_not_stated():
@@ -108,8 +120,27 @@ def test_what_is_not_stated():
         ({"heads": "7"}, "does not divide into heads"),
         ({"recompute": "some of it"}, "recomputation"),
         ({"dp_mode": "HSDP", "zero": "3"}, "that HSDP shards over not stated"),
-        ({"dp_mode": "FSDP=8 x DP=3", "zero": "3", **WIDE}, "sharding over 5 of 16"),
-        ({"shard": "8", "zero": "0", **WIDE}, "hybrid sharding of ZeRO-0"),
+        ({"dp_mode": "FSDP=8 x DP=3", "zero": "3", **WIDE}, "FSDP=8 x DP=3 of 16 data-parallel"),
+        ({"dp_mode": "FSDP=8 x DP=4", "zero": "3", **WIDE}, "FSDP=8 x DP=4 of 16 data-parallel"),
+        ({"dp_mode": "FSDP=8xDP=0", "zero": "3", **WIDE}, "FSDP=8 x DP=0 of 16 data-parallel"),
+        ({"dp_mode": "FSDP=8.5 x DP=2", "zero": "3", **WIDE}, "FSDP=8.5 x DP=2 of 16"),
+        ({"dp_mode": "FSDP=3", "zero": "3", **WIDE}, "sharding over 3 of 16"),
+        ({"dp_mode": "FSDP=4 x DP=4", "shard": "8", "zero": "3", **WIDE}, "shard is 8, .* says 4"),
+        ({"dp_mode": "HSDP (shard within node)", "shard": "4", "zero": "3", **WIDE}, "says 8"),
+        ({"dp_mode": "FSDP=1 x DP=16", "zero": "3", **WIDE}, "ZeRO-3 with sharding over 1 of 16"),
+        ({"dp_mode": "FSDP=16 x DP=1", "zero": "0", **WIDE}, "ZeRO-0 with sharding over 16 of"),
+        ({"shard": "8", "zero": "0", **WIDE}, "ZeRO-0 with sharding over 8 of 16"),
+        ({"shard": "32", "zero": "3", **WIDE}, "sharding over 32 of 16"),
+        ({"kv_heads": "0"}, "64 heads do not divide among 0 kv_heads"),
+        ({"kv_heads": "7"}, "64 heads do not divide among 7 kv_heads"),
+        ({"zero": "4"}, "zero is '4'"),
+        ({"mbs": "0"}, "mbs is '0'"),
+        ({"gbs": "inf"}, "gbs is 'inf'"),
+        ({"n_gpus": "16 GPUs"}, "n_gpus is '16 GPUs'"),
+        ({"n_nodes": "0"}, "n_nodes is '0'"),
+        ({"n_nodes": "two"}, "n_nodes is 'two'"),
+        ({"gpu_mem_gb": "80GB"}, "gpu_mem_gb is '80GB'"),
+        ({"params_b": "22B"}, "params_b is '22B'"),
         ({"schedule": "DualPipe"}, "DualPipe"),
     ],
 )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import os
+from dataclasses import dataclass
 
 import pytest
 
 from autopar.errors import UsageError
+from autopar.workflow import configuration_table
 from autopar.workflow.configuration_table import (
     PREDICTED,
     peak_kind,
@@ -86,6 +89,70 @@ def test_captured_layers_are_repeated_exactly():
 def test_processes_give_the_same_answers():
     rows = [row(), row(hidden=512, ffn=2048), row(gbs=16), row(n_experts=2)]
     assert predict_rows(rows, workers=2) == predict_rows(rows, workers=1)
+
+
+def test_a_row_that_raises_costs_no_other_row(monkeypatch):
+    """Where it is read, where its model is captured, and where it is priced."""
+    from autopar.workflow.evaluator import Evaluator
+
+    alone = predict_rows([row()])
+    read, predict = configuration_table.read_row, Evaluator.predict
+
+    def reading(given):
+        return 1 // 0 if given["note"] == "unreadable" else read(given)
+
+    def pricing(self, configuration, layers):
+        if layers == 6:
+            raise KeyError("of a rule\nthat is missing")
+        return predict(self, configuration, layers)
+
+    monkeypatch.setattr(configuration_table, "read_row", reading)
+    monkeypatch.setattr(Evaluator, "predict", pricing)
+    rows = [
+        row(note="unreadable"),
+        row(n_experts=2, topk=3),
+        row(layers=6),
+        row(),
+        row(dp_mode="FSDP=8xDP=0", zero=3),
+    ]
+    found = predict_rows(rows)
+    assert found[3] == alone[0] and found[3].status == "fits"
+    said = [p.status for p in found]
+    assert said[0] == "inexpressible: ZeroDivisionError: integer division or modulo by zero"
+    assert said[2] == "inexpressible: KeyError: 'of a rule\\nthat is missing'"
+    assert said[4] == "inexpressible: FSDP=8 x DP=0 of 8 data-parallel ranks"
+    assert said[1].startswith("inexpressible: StandIn can't be captured as one graph: ")
+    assert "\n" not in said[1]
+
+
+def test_who_stops_a_table_stops_it(monkeypatch):
+    def reading(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(configuration_table, "read_row", reading)
+    with pytest.raises(KeyboardInterrupt):
+        predict_rows([row()])
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """A row that ends the process that it is sent to."""
+
+    model: str = "deadly"
+
+    def __reduce__(self):
+        return os._exit, (1,)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_costs_no_other_row(monkeypatch):
+    read = configuration_table.read_row
+    monkeypatch.setattr(
+        configuration_table, "read_row", lambda r: Deadly() if r["note"] == "deadly" else read(r)
+    )
+    dead, *others = predict_rows([row(note="deadly"), row(), row(hidden=512)], workers=2)
+    assert dead.status.startswith("inexpressible: BrokenProcessPool: ")
+    assert [p.status for p in others] == ["fits", "fits"]
 
 
 @pytest.mark.parametrize(
