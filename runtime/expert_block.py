@@ -109,8 +109,9 @@ def _layer(node: fx.Node, block: BlockProgram, place: int) -> LayerExperts:
     limited = _limited(node)
     experts = int(arguments[_COUNT]) - limited
     spare = min((block.spare.get(source, 0) for source in parameters), default=0)
-    found = LayerExperts(name, experts, split, ranks, parameters, axis=axis, limited=limited)
-    return replace(found, spare=spare)
+    return LayerExperts(
+        *(name, experts, split, ranks, parameters), axis=axis, limited=limited, spare=spare
+    )
 
 
 def _limited(node: fx.Node) -> bool:

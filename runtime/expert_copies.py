@@ -10,6 +10,7 @@ Copies begin equal, and equal gradients and states keep them so. In norms the ho
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,32 @@ from autopar.runtime.slot_exchange import OwnSlots, local_tensor, traded
 from autopar.runtime.slot_order import EMPTY, has_copies, home_slots
 
 Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """Of one layer and rank: its slots with copies whose home is on another rank or slot (`away`),
+    in the order of the ranks of their homes, `sent[r]` of them to rank r; and its slots that are
+    home to copies (`home`), `received[r]` times from rank r."""
+
+    away: tuple[int, ...]
+    sent: tuple[int, ...]
+    home: tuple[int, ...]
+    received: tuple[int, ...]
+
+    @staticmethod
+    def of(layer: LayerExperts, homes: Sequence[int], here: int) -> _Ways:
+        count, own = layer.ranks, layer.own
+        # (slot, slot of its home) of every copy but homes, in the order of ranks.
+        others = [(s, homes[e]) for s, e in enumerate(layer.order) if e != EMPTY and homes[e] != s]
+        leave = sorted((h // own, s % own) for s, h in others if s // own == here)
+        comes = [(s // own, h % own) for s, h in others if h // own == here]
+        return _Ways(
+            tuple(slot for _, slot in leave),
+            tuple(sum(rank == r for rank, _ in leave) for r in range(count)),
+            tuple(slot for _, slot in comes),
+            tuple(sum(rank == r for rank, _ in comes) for r in range(count)),
+        )
 
 
 class ExpertCopies:
@@ -37,6 +64,9 @@ class ExpertCopies:
         copied = [layer for layer in layers if layer.spare and has_copies(layer.order)]
         self._layer_of = {parameters[name]: x for x in copied for name in x.parameters}
         self._homes = {x.layer: home_slots(x.order, x.ranks) for x in copied}
+        self._ways = {
+            x.layer: _Ways.of(x, self._homes[x.layer], ranks.index(x.axis)) for x in copied
+        }
 
     @torch.no_grad()
     def sum_gradients(self) -> None:
@@ -46,21 +76,12 @@ class ExpertCopies:
                 self._sum(parameter.grad, layer)
 
     def _sum(self, gradient: Tensor, layer: LayerExperts) -> None:
-        axis, ranks = layer.axis, self._ranks
-        here, count, own = ranks.index(axis), layer.ranks, layer.own
-        homes = self._homes[layer.layer]
-        # (slot, slot of its home) of every copy but homes, in the order of ranks.
-        others = [(s, homes[e]) for s, e in enumerate(layer.order) if e != EMPTY and homes[e] != s]
-        leave = sorted((h // own, s % own) for s, h in others if s // own == here)
-        comes = [(s // own, h % own) for s, h in others if h // own == here]
-        sent = [sum(rank == r for rank, _ in leave) for r in range(count)]
-        received = [sum(rank == r for rank, _ in comes) for r in range(count)]
-        away, home = [slot for _, slot in leave], [slot for _, slot in comes]
-        local, held = local_tensor(gradient), OwnSlots.of(gradient, own, axis)
-        came = traded(held.rows(local, away), sent, received, axis, ranks)
-        held.add(local, home, came)
-        back = traded(held.rows(local, home), received, sent, axis, ranks)
-        held.put(local, away, back)
+        axis, ranks, way = layer.axis, self._ranks, self._ways[layer.layer]
+        local, held = local_tensor(gradient), OwnSlots.of(gradient, layer.own, axis)
+        came = traded(held.rows(local, way.away), way.sent, way.received, axis, ranks)
+        held.add(local, way.home, came)
+        back = traded(held.rows(local, way.home), way.received, way.sent, axis, ranks)
+        held.put(local, way.away, back)
 
     def counted(self, parameter: nn.Parameter, norm_type: float) -> Tensor | None:
         """The gradient as a norm counts it: without copies beyond the first."""

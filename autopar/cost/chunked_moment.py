@@ -56,7 +56,7 @@ def chunked_memory(
     fixed = setting.practice.bucket_bytes
     early = waiting * max(m.received for m in held)
     known: dict[tuple[int, int, bool], StageMemory] = {}
-    found = [_sum([m.end() for m in held])]
+    found = [StageMemory.together([m.end() for m in held])]
     for phase in phases:
         chunk, count = phase.chunk, phase.live[phase.chunk]
         key = (chunk, count, phase.first)
@@ -67,7 +67,7 @@ def chunked_memory(
             for i in range(len(held))
             if i != chunk
         ]
-        whole = _sum([known[key], *others])
+        whole = StageMemory.together([known[key], *others])
         found.append(replace(whole, buffers=whole.buffers + early - fixed * len(others)))
     return max(found, key=lambda memory: memory.total)
 
@@ -82,14 +82,4 @@ def _meanwhile(chunk: StageMoments, live: int, before: bool, setting: Setting) -
         chunk.optimizer,
         live * chunk.kept - shared,
         chunk.buckets + shared,
-    )
-
-
-def _sum(terms: Sequence[StageMemory]) -> StageMemory:
-    return StageMemory(
-        sum(t.parameters for t in terms),
-        sum(t.gradients for t in terms),
-        sum(t.optimizer for t in terms),
-        sum(t.activations for t in terms),
-        sum(t.buffers for t in terms),
     )

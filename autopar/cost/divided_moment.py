@@ -126,9 +126,9 @@ def divided_memory(
     ]
     fixed = setting.practice.bucket_bytes * (len(held) - 1)
     early = waiting * max(c.held.received for c in held)
-    found = [_sum([c.held.end() for c in held])]
+    found = [StageMemory.together([c.held.end() for c in held])]
     for phase in phases:
-        whole = _sum(
+        whole = StageMemory.together(
             [
                 chunk.at(phase)
                 if i == phase.chunk
@@ -138,13 +138,3 @@ def divided_memory(
         )
         found.append(replace(whole, buffers=whole.buffers + early - fixed))
     return max(found, key=lambda memory: memory.total)
-
-
-def _sum(terms: Sequence[StageMemory]) -> StageMemory:
-    return StageMemory(
-        sum(t.parameters for t in terms),
-        sum(t.gradients for t in terms),
-        sum(t.optimizer for t in terms),
-        sum(t.activations for t in terms),
-        sum(t.buffers for t in terms),
-    )

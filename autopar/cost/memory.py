@@ -29,6 +29,7 @@ from the device's memory, as is a margin for fragmentation, when no explicit lim
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.block_cost import BlockCost, Held
@@ -52,6 +53,17 @@ class StageMemory:
     @property
     def total(self) -> int:
         return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
+
+    @staticmethod
+    def together(held: Sequence[StageMemory]) -> StageMemory:
+        """Term by term, what one rank has that holds all of these."""
+        return StageMemory(
+            sum(h.parameters for h in held),
+            sum(h.gradients for h in held),
+            sum(h.optimizer for h in held),
+            sum(h.activations for h in held),
+            sum(h.buffers for h in held),
+        )
 
     def to_dict(self) -> dict[str, int]:
         return {

@@ -192,20 +192,21 @@ class BestFirst:
         if entry.bound >= best * (1 - TIE) and self.best_tie and entry.tie >= self.best_tie:
             self.count["no simpler at equal time"] += 1
             return
-        setting = self.settings[entry.index]
         if entry.stage is not Stage.PRICED:
             self._expand(entry)
             return
         found = self._near(entry, best * (1 + TIE))
         if entry.tries == 0:
             self.count["solved"] += 1
-        self.solved_meshes.add(setting.mesh.shape)
-        self._offer(found, entry.tie)
+        self._offer(found, entry.index, entry.alternative)
 
-    def _offer(self, found: Choice | None, tie: Tie) -> None:
-        """Keep a plan that is better than the best one, or as good and simpler."""
+    def _offer(self, found: Choice | None, index: int, alternative: int) -> None:
+        """A configuration was solved: keep its plan if it is better than the best one, or as good
+        and simpler."""
+        self.solved_meshes.add(self.settings[index].mesh.shape)
         if found is None:
             return
+        tie = self._tie(index, alternative)
         best = self.best.step_seconds if self.best else float("inf")
         better = found.step_seconds < best * (1 - TIE)
         equal = found.step_seconds <= best * (1 + TIE)
@@ -251,8 +252,7 @@ class BestFirst:
             return None
         found = self.solve(first, entry.alternative, target)
         self.count["solved"] += 1
-        self.solved_meshes.add(setting.mesh.shape)
-        self._offer(found, self._tie(first, entry.alternative))
+        self._offer(found, first, entry.alternative)
         if found is None:
             self.count["pruned by time bound"] += len(others)
             return {}

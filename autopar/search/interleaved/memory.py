@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from autopar.cost.setting import Setting
 from autopar.interleaving import waiting
 from autopar.search.chain import NONE, Chain, Floats, Ints, counts_before
-from autopar.search.interleaved.contents import Contents, distinct
 from autopar.search.interleaved.phases import phases
+from autopar.search.interleaved.rank_kinds import RankKinds
 from autopar.search.interleaved.recomputation import Recomputation, Step
 from autopar.search.moment_tables import interval_moments
 
@@ -46,17 +45,12 @@ class Fitted:
     extra: Floats
 
 
-@lru_cache(maxsize=64)
-def _contents(chain: Chain) -> Contents:
-    return Contents(chain.which)
-
-
 class ChunkMemory:
     """Memory of one setting."""
 
     def __init__(self, chain: Chain, setting: Setting, recompute: str) -> None:
         self.pp, self.chunks = setting.mesh.pp, setting.chunks
-        self.which, self.contents = chain.which, _contents(chain)
+        self.which = chain.which
         self.tables = interval_moments(chain, setting)
         self.recomputation = Recomputation(chain, setting, recompute)
         self.phases = phases(self.pp, setting.microbatches, self.chunks)
@@ -68,7 +62,7 @@ class ChunkMemory:
             (len(order) + 1) * len(p.chunk)
             for order, p in zip(self.orders, self.phases, strict=True)
         )
-        self.batch = max(1, LARGEST_TABLE // widest)
+        self.kinds = RankKinds(chain, self.tables, self.pp, max(1, LARGEST_TABLE // widest))
 
     def floors(self, edges: Ints) -> Ints:
         """[candidates]: the fullest rank has no less, whatever is recomputed."""
@@ -89,25 +83,9 @@ class ChunkMemory:
         """[candidates]: the fewest bytes that the fullest rank can do with, of the family."""
         return np.asarray(self._of_ranks(edges, _Rank.least).max(axis=1))
 
-    def _distinct(self, rank: int, edges: Ints) -> tuple[Ints, Ints]:
-        """Candidates whose chunks of a rank differ: the first of each kind, and every one's kind.
-        They are alike where they hold the same blocks and have the same values at their borders."""
-        start, stop = edges[:, rank : -1 : self.pp], edges[:, rank + 1 :: self.pp]
-        borders = np.stack([self.tables.received[start], self.tables.sent[stop]], axis=2)
-        rows = np.concatenate([self.contents(start, stop), borders], axis=2)
-        return distinct(rows.reshape(len(edges), -1))
-
     def _of_ranks(self, edges: Ints, of: Callable[[_Rank], Ints]) -> Ints:
         """[candidates, ranks]."""
-        found = np.empty((len(edges), self.pp), np.int64)
-        for rank in range(self.pp):
-            first, kind = self._distinct(rank, edges)
-            some = [
-                of(_Rank(self, rank, edges[first[begin : begin + self.batch]]))
-                for begin in range(0, len(first), self.batch)
-            ]
-            found[:, rank] = np.concatenate(some)[kind]
-        return found
+        return self.kinds.of_ranks(edges, lambda rank, some: of(_Rank(self, rank, some)))
 
     def fit(self, edges: Ints, limit: float) -> Fitted:
         """The candidates [candidates, parts + 1] that fit in `limit` bytes with the least
@@ -119,7 +97,7 @@ class ChunkMemory:
         for rank in range(self.pp):
             if not len(where):
                 break
-            first, kind = self._distinct(rank, edges[where])
+            first, kind = self.kinds.distinct(rank, edges[where])
             found = _Rank(self, rank, edges[where[first]]).fit(limit)
             place = np.full(len(first), -1)
             place[found.fits] = np.arange(len(found.fits))

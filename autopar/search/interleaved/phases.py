@@ -39,11 +39,14 @@ class Phases:
 
 def phases(pp: int, microbatches: int, chunks: int) -> tuple[Phases, ...]:
     """Those of every rank."""
+    return _phases(pp, as_good(pp, microbatches), chunks)
+
+
+def as_good(pp: int, microbatches: int) -> int:
+    """So many micro-batches have all that can be the fullest moment of a step with more."""
     size = round_size(pp, microbatches)
     fewer = min(microbatches, ROUNDS * size)
-    if round_size(pp, fewer) != size:
-        fewer = microbatches
-    return _phases(pp, fewer, chunks)
+    return fewer if round_size(pp, fewer) == size else microbatches
 
 
 @lru_cache(maxsize=1024)
@@ -80,13 +83,19 @@ def _largest(rows: Ints, chunks: int) -> Phases:
 
     A first backward is held against first ones alone, as gradients are made in it.
     """
-    same = (rows[:, None, :2] == rows[None, :, :2]).all(axis=2)
-    below = (rows[:, None, 2:] <= rows[None, :, 2:]).all(axis=2)
-    below &= same & ~np.eye(len(rows), dtype=bool)
-    rows = rows[~below.any(axis=1)]
+    rows = without_smaller(rows, 2)
     return Phases(
         chunk=rows[:, 0],
         first=rows[:, 1] == 0,
         live=rows[:, 2 + chunks :],
         before=rows[:, 2 : 2 + chunks] > 0,
     )
+
+
+def without_smaller(rows: Ints, fixed: int) -> Ints:
+    """Without distinct rows of which another one, alike in the first `fixed` columns, has no less
+    in any other."""
+    below = (rows[:, None, :fixed] == rows[None, :, :fixed]).all(axis=2)
+    below &= (rows[:, None, fixed:] <= rows[None, :, fixed:]).all(axis=2)
+    below &= ~np.eye(len(rows), dtype=bool)
+    return np.asarray(rows[~below.any(axis=1)])

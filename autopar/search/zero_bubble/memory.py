@@ -16,13 +16,11 @@ from autopar.cost.divided_moment import first_half_bytes, given_up_bytes, second
 from autopar.cost.setting import Setting
 from autopar.interleaving import waiting
 from autopar.search.chain import NONE, Chain, Ints, interval_sum, running_max
-from autopar.search.interleaved.contents import Contents, distinct
 from autopar.search.interleaved.least import LeastBytes
+from autopar.search.interleaved.memory import LARGEST_TABLE
+from autopar.search.interleaved.rank_kinds import RankKinds
 from autopar.search.moment_tables import interval_moments
 from autopar.search.zero_bubble.phases import HalfPhases, half_phases
-
-# Numbers of a table that is worked on at a time.
-LARGEST_TABLE = 2_000_000
 
 
 class LeastDividedBytes(LeastBytes):
@@ -41,7 +39,7 @@ class DividedMemory:
 
     def __init__(self, chain: Chain, setting: Setting) -> None:
         self.pp, self.chunks = setting.mesh.pp, setting.chunks
-        self.contents, self.tables = Contents(chain.which), interval_moments(chain, setting)
+        self.tables = interval_moments(chain, setting)
         self.phases = half_phases(self.pp, setting.microbatches, self.chunks)
         self.early = waiting(self.pp, setting.microbatches)
         self.practice = setting.practice
@@ -53,7 +51,8 @@ class DividedMemory:
         self.second_half = {
             first: self._second_half(chain, setting, first=first) for first in (True, False)
         }
-        self.batch = max(1, LARGEST_TABLE // max(len(p.chunk) for p in self.phases))
+        batch = max(1, LARGEST_TABLE // max(len(p.chunk) for p in self.phases))
+        self.kinds = RankKinds(chain, self.tables, self.pp, batch)
 
     def _first_half(self, chain: Chain) -> Ints:
         """[a, b]: of a part that is not the first one."""
@@ -79,24 +78,7 @@ class DividedMemory:
 
     def peaks(self, edges: Ints) -> Ints:
         """[candidates, ranks]: bytes of the fullest moment."""
-        found = np.empty((len(edges), self.pp), np.int64)
-        if not len(edges):
-            return found
-        for rank in range(self.pp):
-            first, kind = self._distinct(rank, edges)
-            some = [
-                self._of_rank(rank, edges[first[begin : begin + self.batch]])
-                for begin in range(0, len(first), self.batch)
-            ]
-            found[:, rank] = np.concatenate(some)[kind]
-        return found
-
-    def _distinct(self, rank: int, edges: Ints) -> tuple[Ints, Ints]:
-        """The first of each kind of candidates, by the chunks of a rank, and the kind of each."""
-        start, stop = edges[:, rank : -1 : self.pp], edges[:, rank + 1 :: self.pp]
-        borders = np.stack([self.tables.received[start], self.tables.sent[stop]], axis=2)
-        rows = np.concatenate([self.contents(start, stop), borders], axis=2)
-        return distinct(rows.reshape(len(edges), -1))
+        return self.kinds.of_ranks(edges, self._of_rank)
 
     def _of_rank(self, rank: int, edges: Ints) -> Ints:
         """[candidates]."""

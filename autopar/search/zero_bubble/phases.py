@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost.pipeline import zero_bubble_order
-from autopar.interleaving import round_size
 from autopar.search.chain import Ints
-from autopar.search.interleaved.phases import ROUNDS
+from autopar.search.interleaved.phases import as_good, without_smaller
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,7 @@ class HalfPhases:
 
 def half_phases(pp: int, microbatches: int, chunks: int) -> tuple[HalfPhases, ...]:
     """Those of every rank."""
-    size = round_size(pp, microbatches)
-    fewer = min(microbatches, ROUNDS * size)
-    if round_size(pp, fewer) != size:
-        fewer = microbatches
-    return _phases(pp, fewer, chunks)
+    return _phases(pp, as_good(pp, microbatches), chunks)
 
 
 @lru_cache(maxsize=1024)
@@ -62,10 +57,7 @@ def _of_rank(chunk: Ints, kind: Ints, chunks: int) -> HalfPhases:
     first = ~before[np.arange(len(working)), working]
     fixed = np.column_stack([working, second, first])
     rows = np.unique(np.column_stack([fixed, before, whole, delayed]), axis=0)
-    same = (rows[:, None, :3] == rows[None, :, :3]).all(axis=2)
-    below = same & (rows[:, None, 3:] <= rows[None, :, 3:]).all(axis=2)
-    below &= ~np.eye(len(rows), dtype=bool)
-    rows = rows[~below.any(axis=1)]
+    rows = without_smaller(rows, 3)
     before, whole, delayed = (rows[:, 3 + i * chunks : 3 + (i + 1) * chunks] for i in range(3))
     second, first = rows[:, 1] > 0, rows[:, 2] > 0
     return HalfPhases(rows[:, 0], second, first, whole + delayed, delayed, before > 0)

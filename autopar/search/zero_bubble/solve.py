@@ -16,15 +16,13 @@ from autopar.cost.setting import Setting
 from autopar.cost.wavefronts import seconds_of_many
 from autopar.search.any_chunks import AnyChunks
 from autopar.search.chain import Chain
-from autopar.search.interleaved.solve import candidates
+from autopar.search.interleaved.solve import FIRST_BATCH, LARGEST_BATCH, candidates
 from autopar.search.interleaved.times import ChunkTimes, chunk_times
 from autopar.search.partition import GAP
 from autopar.search.stages import StageSolution
 from autopar.search.zero_bubble.memory import DividedMemory, LeastDividedBytes
 from autopar.search.zero_bubble.times import PartSeconds, least_busy
 
-# Candidates that are simulated together: few at first, as one may rule out all others.
-FIRST_BATCH, LARGEST_BATCH = 4, 256
 # What `recompute` may say: to recompute all is no such plan.
 WITHOUT = ("auto", "none", "selective")
 
