@@ -146,9 +146,7 @@ def zero_bubble_order(
     """The same order as `actions("zero-bubble", ...)[stage]`: of each action its chunk, its
     micro-batch, and its kind, by its number (of `KINDS`)."""
     size = round_size(stages, microbatches)
-    rounds = [np.arange(microbatches)[i : i + size] for i in range(0, microbatches, size)]
-    chunk = np.concatenate([np.repeat(np.arange(chunks), len(some)) for some in rounds])
-    microbatch = np.concatenate([np.tile(some, chunks) for some in rounds])
+    chunk, microbatch = _units(size, microbatches, chunks)
     units, number = len(chunk), np.arange(len(chunk))
     ahead = min(units, _divided_warmup(stage, stages, size, chunks))
     # Turn n of the steady state: a first half, the second half of a turn before, and a forward.
@@ -158,6 +156,15 @@ def zero_bubble_order(
     order = np.lexsort((within, turn))
     taken = np.concatenate([chunk, chunks - 1 - chunk, chunks - 1 - chunk])
     return taken[order], np.tile(microbatch, 3)[order], kind[order]
+
+
+def _units(
+    size: int, microbatches: int, chunks: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """As `_in_rounds`: of each forward its chunk, and its micro-batch."""
+    rounds = [np.arange(microbatches)[i : i + size] for i in range(0, microbatches, size)]
+    chunk = np.concatenate([np.repeat(np.arange(chunks), len(some)) for some in rounds])
+    return chunk, np.concatenate([np.tile(some, chunks) for some in rounds])
 
 
 def _divided_warmup(stage: int, stages: int, size: int, chunks: int) -> int:
@@ -171,9 +178,7 @@ def interleaved_order(
     """The same order as `actions("interleaved", ...)[stage]`: of each action its chunk and
     micro-batch, and whether it is a forward."""
     size = round_size(stages, microbatches)
-    rounds = [np.arange(microbatches)[i : i + size] for i in range(0, microbatches, size)]
-    chunk = np.concatenate([np.repeat(np.arange(chunks), len(some)) for some in rounds])
-    microbatch = np.concatenate([np.tile(some, chunks) for some in rounds])
+    chunk, microbatch = _units(size, microbatches, chunks)
     units, number = len(chunk), np.arange(len(chunk))
     ahead = min(units, _warmup(stage, stages, size, chunks))
     first = np.where(number < ahead, number, 2 * number - ahead + 1)

@@ -73,15 +73,9 @@ def mark_beside(graph: fx.Graph, call: fx.Node) -> None:
 
 def independent(graph: fx.Graph, call: fx.Node) -> list[fx.Node]:
     """Ops that do not need each other and a call, in order."""
-    needed, needing = {call}, {call}
     nodes = list(graph.nodes)
-    for node in nodes:
-        if any(source in needing for source in node.all_input_nodes):
-            needing.add(node)
-    for node in reversed(nodes):
-        if node in needed:
-            needed.update(node.all_input_nodes)
-    return [n for n in nodes if n.op == "call_function" and n not in needed | needing]
+    around = _around(nodes, {call})
+    return [n for n in nodes if n.op == "call_function" and n not in around]
 
 
 def _around(nodes: list[fx.Node], some: set[fx.Node]) -> set[fx.Node]:
