@@ -2,6 +2,10 @@
 
 Every rank calls `collective_samples` with the same arguments: all groups of a level run at once,
 as the groups of a mesh axis do. A collective that the backend lacks is left out, on all ranks.
+
+On a CPU a collective in a loop by itself says little about one in a training step: there ranks
+arrive at different times, and the threads that carry the message sleep while the same cores
+compute. So there every call comes after some compute, and what it adds to that counts.
 """
 
 from __future__ import annotations
@@ -23,6 +27,11 @@ _gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _WARM = 2
 _MOST_CALLS = 20
+# On a CPU: compute before each call, about what a training step does between two collectives; calls
+# in a row, so that ranks drift apart as they do there; and how often they are repeated.
+_WORK_SECONDS = 4e-3
+_CALLS_IN_A_ROW = 4
+_LEAST_REPEATS, _MOST_REPEATS = 3, 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,7 @@ def collective_samples(
     for kind in KINDS:
         for nbytes in sizes:
             call = _call(kind, nbytes, group, stride, ranks, process_group)
-            found = _time(call, ranks, process_group, seconds)
+            found = timed_call(call, ranks, process_group, seconds)
             if found is None:
                 break
             yield LinkSample(kind, group, stride, nbytes, found)
@@ -134,11 +143,11 @@ def measured_slowdown(ranks: Ranks, rounds: int = 12) -> float:
     return min(1.0, max(0.0, (together - max(alone, reduced)) / hidden))
 
 
-def _time(
+def timed_call(
     call: Callable[[], object], ranks: Ranks, own: dist.ProcessGroup, budget: float
 ) -> float | None:
-    """The slowest rank's median, on a CPU its least (it is shared with others, who only add to it);
-    None when the backend can't do it. Ranks agree on how often."""
+    """Seconds of a call on the slowest rank: the median, on a CPU of what it adds to compute; None
+    when the backend can't do it. Ranks agree on how often."""
     try:
         for _ in range(_WARM):
             call()
@@ -147,6 +156,8 @@ def _time(
     begin = time.perf_counter()
     _once(call, ranks)
     one = _slowest(time.perf_counter() - begin, ranks)
+    if ranks.device.type == "cpu":
+        return _added(call, ranks, one, budget)
     count = max(3, min(_MOST_CALLS, int(budget / max(one, 1e-9))))
     times = []
     for _ in range(count):
@@ -154,8 +165,45 @@ def _time(
         begin = time.perf_counter()
         _once(call, ranks)
         times.append(time.perf_counter() - begin)
-    of = min if ranks.device.type == "cpu" else statistics.median
-    return _slowest(of(times), ranks)
+    return _slowest(statistics.median(times), ranks)
+
+
+def _added(call: Callable[[], object], ranks: Ranks, one: float, budget: float) -> float:
+    """Seconds that a call of about `one` second adds to the compute before it."""
+    work = _compute(_WORK_SECONDS)
+
+    def both() -> None:
+        work()
+        call()
+
+    each = _CALLS_IN_A_ROW * (one + 2 * _WORK_SECONDS)
+    repeats = max(_LEAST_REPEATS, min(_MOST_REPEATS, int(budget / each)))
+    alone: list[float] = []
+    together: list[float] = []
+    for _ in range(int(_slowest(repeats, ranks))):
+        for run, times in ((work, alone), (both, together)):
+            dist.barrier(group=ranks.control)
+            begin = time.perf_counter()
+            for _ in range(_CALLS_IN_A_ROW):
+                run()
+            times.append((time.perf_counter() - begin) / _CALLS_IN_A_ROW)
+    # Compute that another process interrupted is no measure of compute.
+    return _slowest(max(1e-7, statistics.median(together) - min(alone)), ranks)
+
+
+def _compute(seconds: float) -> Callable[[], object]:
+    """Products on the CPU that take about so long."""
+    a = torch.randn(256, 256)
+    begin = time.thread_time()
+    for _ in range(20):
+        torch.mm(a, a)
+    count = max(1, round(seconds * 20 / max(time.thread_time() - begin, 1e-9)))
+
+    def run() -> None:
+        for _ in range(count):
+            torch.mm(a, a)
+
+    return run
 
 
 def _once(call: Callable[[], object], ranks: Ranks) -> None:

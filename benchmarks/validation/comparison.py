@@ -7,11 +7,13 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from autopar.cost.memory import DEFAULT_MARGIN
 from autopar.workflow.configuration_table import GIB, RowPrediction
 
 Row = dict[str, str]
-# Memory above prediction times this counts as under-predicted: the margin that plans keep free.
-MARGIN = 1.08
+# Memory above prediction times this counts as under-predicted: plans leave a margin of the device's
+# memory free, so what is predicted may turn out so much larger and still fit.
+MARGIN = 1 / (1 - DEFAULT_MARGIN)
 
 
 @dataclass(frozen=True)

@@ -89,9 +89,10 @@ def _goals(rows: Sequence[Comparison]) -> list[str]:
         "Goals where recomputation is known: time and memory median 6, 90th 15.",
         "",
         *_table(head, body),
-        f"- Runs that fitted and are predicted to: {right} of {ran}.",
-        f"- Runs out of memory that are predicted to be: {caught} of {oom}.",
-        f"- Measured memory above prediction x {MARGIN}: {under} of {measured} (goal 3 %).",
+        f"- Whether a run fits is predicted right for {right + caught} of {ran + oom} (goal 95 %):"
+        f" {right} of {ran} that fitted, {caught} of {oom} out of memory.",
+        f"- Measured memory above prediction x {MARGIN:.3f}, which the margin that plans leave free"
+        f" would not hold: {under} of {measured} (goal 3 %).",
         "",
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from autopar.runtime.link_rates import (
     collective_samples,
     level_groups,
     measured_slowdown,
+    timed_call,
 )
 from autopar.runtime.ranks import Ranks
 from tests.warm_ranks import run_on_ranks
@@ -52,3 +54,19 @@ def slowdown_on_two() -> float:
 def test_what_is_hidden_costs_a_part_of_its_time() -> None:
     found = run_on_ranks(slowdown_on_two, 2, timeout_seconds=120)
     assert found[0] == found[1] and 0.0 <= found[0] <= 1.0
+
+
+def added_by_a_wait() -> float:
+    ranks = Ranks.create(Mesh(dp=2))
+    own = level_groups(ranks, 2, 1)
+    # The slowest rank counts.
+    late = 0.01 if ranks.rank else 0.02
+    found = timed_call(lambda: time.sleep(late), ranks, own, 1.0)
+    assert found is not None
+    return found
+
+
+def test_what_counts_on_a_cpu_is_what_a_call_adds_to_the_compute_before_it() -> None:
+    found = run_on_ranks(added_by_a_wait, 2, timeout_seconds=120)
+    assert found[0] == found[1]
+    assert 0.018 <= found[0] <= 0.1
