@@ -4,7 +4,8 @@ MixtralExperts.forward(hidden, index, weights)   ->   autopar.experts(hidden, in
                                                         gate_up_proj, down_proj, ...)
 
 Classes with transformers' experts interface get it as one more implementation; classes that were
-declared (`autopar.declare_experts`) by their forward. Only the twin that is traced is changed.
+declared (`autopar.declare_experts`) by their forward, and layers that send all tokens to all
+experts by theirs. Only the twin that is traced is changed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from autopar.errors import CaptureError
 from autopar.experts.activation import NoText
 from autopar.experts.capacity import capacity_factor
 from autopar.experts.declaration import Activation, Layout, declared
-from autopar.experts.interface import expert_layout
+from autopar.experts.interface import expert_layout, of_interface, routed_layer
 
 Tensor = torch.Tensor
 _NAME = "autopar"
@@ -32,7 +34,8 @@ _KEPT = "_autopar_experts"
 
 @contextmanager
 def experts_as_one_op(twin: nn.Module) -> Iterator[tuple[str, ...]]:
-    """Active while the twin is traced; yields notes on experts that stay many ops.
+    """Active while the twin is traced; yields notes on experts that stay many ops, and on layers
+    that compute less than their own forward does.
 
     Raises `CaptureError` for a declaration that does not fit its module.
     """
@@ -53,12 +56,23 @@ def experts_as_one_op(twin: nn.Module) -> Iterator[tuple[str, ...]]:
             notes[f"the experts of {path} are many ops of the graph: {error}"] = None
             continue
         object.__setattr__(module, _KEPT, kept)
-        if own is not None:
-            module.forward = _declared_forward(module)
-        else:
+        if own is None and of_interface(module) is not None:
             inherited.append(module)
+        else:
+            module.forward = _declared_forward(module)
+    for kind in _send_choices_alone(twin):
+        notes[f"{kind} sends tokens to chosen experts alone: FLOPs are those of the choices"] = None
     with _registered(inherited):
         yield tuple(notes)
+
+
+def _send_choices_alone(twin: nn.Module) -> Iterator[str]:
+    """Of layers that send all tokens to all experts; the names of their classes."""
+    for module in twin.modules():
+        routed = routed_layer(module)
+        if routed is not None and any(hasattr(m, _KEPT) for m in module.modules()):
+            module.forward = partial(routed, module)
+            yield type(module).__name__
 
 
 def _text(module: nn.Module, layout: Layout, function: Activation, known: dict[Any, str]) -> str:
@@ -103,21 +117,38 @@ def _call(module: nn.Module, hidden: Tensor, index: Tensor, weights: Tensor) -> 
     if factor is not None:
         index = torch.ops.autopar.within_capacity(index, weights, experts, factor)
         count += 1  # dropped rows are those of an expert that is on no rank
+    choices = index.shape[1]
+    if layout.weighs_inputs:
+        hidden, index, weights = _weighed(hidden, index, weights)
     result: Tensor = torch.ops.autopar.experts(
         hidden, index, weights, *tensors, count, 0, 1, layout.transposed, text
     )
+    if layout.weighs_inputs and choices > 1:
+        result = result.view(-1, choices, result.shape[1]).sum(1)
     return result
+
+
+def _weighed(hidden: Tensor, index: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Every choice as a token of its own, times its weight, with one choice of weight 1.
+
+    What lies between the projections is not linear, so the weight can't wait for the result.
+    """
+    if index.shape[1] == 1:
+        return (hidden * weights).to(hidden.dtype), index, torch.ones_like(weights)
+    rows = (hidden.unsqueeze(1) * weights.unsqueeze(2)).to(hidden.dtype).flatten(0, 1)
+    return rows, index.reshape(-1, 1), torch.ones_like(weights).reshape(-1, 1)
 
 
 def _declared_forward(module: nn.Module) -> Callable[..., Tensor]:
     signature = inspect.signature(module.forward)
 
     def forward(*args: Any, **kwargs: Any) -> Tensor:
-        given = list(signature.bind(*args, **kwargs).arguments.values())
+        given = list(signature.bind(*args, **kwargs).arguments.values() if kwargs else args)
         if len(given) != 3 or not all(isinstance(v, Tensor) for v in given):
             raise CaptureError(
                 f"{type(module).__name__}.forward is called with {len(given)} arguments",
-                next_step="declare a class whose forward takes hidden, index and weights",
+                next_step="declare a class whose forward takes hidden, index and weights, or its "
+                "layer too (layer=, routed=)",
             )
         return _call(module, *given)
 

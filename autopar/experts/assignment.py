@@ -25,7 +25,7 @@ from autopar.experts.assignment_bound import least_busiest
 from autopar.experts.assignment_model import improved_by_solver
 from autopar.experts.assignment_search import by_search
 from autopar.experts.co_activation import checked_pairs, kept_on_nodes, on_one_node
-from autopar.experts.load import checked_load, read_layers
+from autopar.experts.load import checked_load, read_load
 from autopar.experts.ranks_load import Holders, Request, rows_of_ranks, spare_slots
 
 # Where the busiest rank is this close to the bound, no solver is asked.
@@ -151,7 +151,7 @@ def assign_experts(
     Raises `UsageError` for counts that do not divide, more ranks than experts, and loads that are
     negative, no numbers, or not as many as the experts.
     """
-    read = checked_load(read_layers(load) if isinstance(load, str | Path) else load, experts)
+    read = read_load(load, experts) if isinstance(load, str | Path) else checked_load(load, experts)
     pairs = _pairs(together)
     if replicas and pairs:
         raise UsageError(

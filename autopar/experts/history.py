@@ -11,7 +11,7 @@ from typing import Any
 
 from autopar.errors import UsageError
 from autopar.experts.diagnosis import Routing
-from autopar.experts.load import LayerLoad, checked_load, read_layers
+from autopar.experts.load import LayerLoad, checked_load, of_file, read_layers, read_load
 
 MOST = 10_000
 # What is recorded of a layer: properties of `LayerLoad`.
@@ -35,7 +35,14 @@ class RoutingHistory:
 
     def add(self, step: int, routing: Routing, auxiliary: Mapping[str, float]) -> dict[str, Any]:
         """`routing`: rows counted so far, or since `counts_were_reset`; `auxiliary`: losses of the
-        step. Returns the record."""
+        step. Returns the record. Raises `UsageError` where no layer has experts."""
+        if not routing.layers:
+            raise UsageError(
+                "the program has no layer with experts that are one op: there is no routing to "
+                "record",
+                next_step="declare the class that computes them (autopar.declare_experts) before "
+                "planning, or leave record_routing() out",
+            )
         layers = {}
         for name, now in routing.layers.items():
             own = _since(now, self._before.get(name))
@@ -71,7 +78,7 @@ class Recorded:
         wrong with it."""
         given = read_layers(path)
         if not (isinstance(given, dict) and isinstance(given.get("history"), list)):
-            return Recorded(checked_load(given))
+            return Recorded(read_load(path))
         if not given["history"] and not given.get("load"):
             raise UsageError(
                 f"the history in {path} has no record yet",
@@ -79,7 +86,8 @@ class Recorded:
             )
         for index, record in enumerate(given["history"]):
             _check(f"record {index} of {path}", record)
-        return Recorded(checked_load(given.get("load") or {}), tuple(given["history"]))
+        with of_file(path):
+            return Recorded(checked_load(given.get("load") or {}), tuple(given["history"]))
 
 
 def _check(where: str, record: Any) -> None:

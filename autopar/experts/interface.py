@@ -1,5 +1,5 @@
-"""Where the experts of a module are: as its author declared it, or as transformers' experts
-interface says it."""
+"""Where the experts of a module are: as its author declared it, as transformers' experts interface
+says it, or as is known of a class of transformers without it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.experts.declaration import Activation, Layout, declared
+from autopar.experts.declaration import Activation, Layout, Routed, declared, declared_layer
+from autopar.experts.library_layers import library_experts, library_layer
 
 Tensor = torch.Tensor
 # What transformers' decorator writes on a module.
@@ -18,10 +19,15 @@ _SAID = ("config", "has_gate", "has_bias", "is_transposed", "is_concatenated", "
 def expert_layout(module: nn.Module) -> tuple[Layout, Activation] | None:
     """Where the experts of a module are, and the function between their projections; None for
     modules that compute none."""
-    return declared(module) or _of_interface(module)
+    return declared(module) or of_interface(module) or library_experts(module)
 
 
-def _of_interface(module: nn.Module) -> tuple[Layout, Activation] | None:
+def routed_layer(module: nn.Module) -> Routed | None:
+    """The forward with choices alone of a layer that sends all tokens to all experts."""
+    return declared_layer(module) or library_layer(module)
+
+
+def of_interface(module: nn.Module) -> tuple[Layout, Activation] | None:
     """The layout that transformers' decorator wrote on a module of its experts interface."""
     said: Any = module
     if not all(hasattr(module, name) for name in _SAID):

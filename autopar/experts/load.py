@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite, log
 from pathlib import Path
@@ -131,3 +132,19 @@ def read_layers(path: str | Path) -> Any:
             f"the file {path} is no JSON: {error}",
             next_step='write {"layer": [rows of expert 0, ...], ...}',
         ) from error
+
+
+@contextmanager
+def of_file(path: str | Path) -> Iterator[None]:
+    """Errors about what was read name the file it is from."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.message}", next_step=error.next_step) from error
+
+
+def read_load(path: str | Path, experts: int | None = None) -> dict[str, tuple[float, ...]]:
+    """`checked_load` of a file; its errors name the file."""
+    given = read_layers(path)
+    with of_file(path):
+        return checked_load(given, experts)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from autopar.plan_document import Plan
 from autopar.report.facts import Facts
+from autopar.report.format import plural
+from autopar.units import format_seconds
 
 
 def expert_part(plan: Plan) -> str:
@@ -27,3 +29,14 @@ def expert_sentence(plan: Plan) -> str:
         return f"{text}. No other rank holds the same experts: their gradients need no sum."
     same = f"{mesh.expert_replicas} ranks hold the same experts and sum their gradients"
     return f"{text}; {same}."
+
+
+def copies_sentence(plan: Plan) -> str:
+    """What spare slots may cost in time; '' without any, or where nothing is known."""
+    if not (seconds := Facts.of(plan).copies_seconds):
+        return ""
+    slots = plural(plan.spare_experts, "spare slot of a layer", "spare slots of a layer")
+    return (
+        f"Each rank has {slots}: were there a copy in each, summing the gradients of copies "
+        f"would take {format_seconds(seconds)} at the end of a step, which is counted."
+    )

@@ -37,8 +37,9 @@ def with_selective_recompute(
         n.name: op_call(n, STATIC).op_name for n in graph.graph.nodes if n.op == "call_function"
     }
     again = _core(graph, names) if policy == "core" else _all_but_products(graph, names)
-    seconds = {p.node: p.cost.forward_seconds for p in roofline(graph, axis)}
-    extra = sum(seconds.get(name, 0.0) for name in again)
+    # Of experts whose rows travel there are two prices: of the op, and of its messages.
+    priced, wanted = roofline(graph, axis), set(again)
+    extra = sum(p.cost.forward_seconds for p in priced if p.node in wanted)
     if policy == "core":
         freed = _bytes(graph, [n for n in again if names[n] in CORE and names[n] != ATTENTION])
         kept = block.saved_bytes - freed

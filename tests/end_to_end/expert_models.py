@@ -143,6 +143,26 @@ def jamba() -> Toy:
     return _toy("jamba", **kinds)
 
 
+def phimoe() -> Toy:
+    """Its routers draw random numbers in training: they choose as they do in evaluation."""
+    model, inputs = _toy("phimoe")
+    for layer in model.model.layers:
+        router = layer.mlp.router.eval()
+        router.train = lambda mode=True: None
+    return model, inputs
+
+
+def llama4_text(choices: int = 1) -> Toy:
+    """Scores of chosen experts scale what goes into them; experts in every second layer, and
+    attention without positions in the last."""
+    sizes = {"intermediate_size_mlp": 32, "interleave_moe_layer_step": 2, "num_hidden_layers": 4}
+    return _toy("llama4_text", **sizes, num_experts_per_tok=choices, attention_chunk_size=8)
+
+
+def llama4_text_top2() -> Toy:
+    return llama4_text(2)
+
+
 def mixtral_limited() -> Toy:
     """With a limit that no expert can reach: each token has two different ones of four."""
     model, inputs = mixtral()

@@ -116,16 +116,33 @@ OVER_REPLICAS = (
 @pytest.mark.parametrize(
     "model",
     ["mixtral", "qwen2_moe", slow("mixtral_idle_expert"), slow("mixtral_top1"), slow("gpt_oss")]
-    + [slow("qwen3_moe"), slow("olmoe"), slow("deepseek_v3")],
+    + [slow("qwen3_moe"), slow("olmoe"), slow("deepseek_v3")]
+    + [slow("llama4_text"), slow("llama4_text_top2")],
 )
 def test_experts_split_by_replicas_equal_one_device(model: str) -> None:
     """The ranks of dp and cp split them; where tp is more than 1, it splits each expert too."""
     _check_replicas(model, OVER_REPLICAS)
 
 
+HYBRID = (
+    "pp=1,tp=1,dp=4,ep=2,zero=1,shard=2,microbatches=2",
+    "pp=1,tp=1,dp=4,ep=4,zero=2,shard=2,microbatches=2",
+    "pp=1,tp=1,dp=4,ep=2,zero=3,shard=2,recompute=full",
+)
+
+
+@pytest.mark.parametrize("model", [slow("mixtral"), "qwen2_moe"])
+def test_all_else_may_be_sharded_within_groups(model: str) -> None:
+    """Hybrid sharding: experts are sharded over all ranks that hold them."""
+    found = run_planner(_verdicts, f"{MODELS}:{model}", {4: HYBRID}, "i")
+    assert_equal({p: verdict for p, (verdict, _) in found.items()})
+    for p, (verdict, _) in found.items():
+        assert f"ep{p.split('ep=')[1][0]} shard2" in verdict.plan, verdict.plan
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model", ["deepseek_v2", "ernie4_5_moe", "glm4_moe", "granitemoe", "minimax", "jamba"]
+    "model", ["deepseek_v2", "ernie4_5_moe", "glm4_moe", "granitemoe", "minimax", "jamba", "phimoe"]
 )
 def test_more_families(model: str) -> None:
     pins = "pp=1,tp=1,dp=4,ep=4,zero=1", "pp=1,tp=2,dp=2,ep=2,zero=3,weights=split"

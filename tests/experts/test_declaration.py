@@ -10,7 +10,7 @@ from torch import nn
 
 import autopar
 from autopar.errors import CaptureError, UsageError
-from autopar.experts.declaration import Layout, declared, forget_experts
+from autopar.experts.declaration import Layout, declared, declared_layer, forget_experts
 
 
 class Experts(nn.Module):
@@ -42,10 +42,29 @@ def test_a_class_and_what_inherits_from_it() -> None:
     assert declared(Experts()) is None
 
 
+def test_a_layer_goes_with_the_declaration_of_its_experts() -> None:
+    rest: dict[str, Any] = {"up": "up", "down": "down", "activation": act}
+    autopar.declare_experts(Experts, **rest, layer=nn.Sequential, routed=act)
+    try:
+        assert declared_layer(nn.Sequential()) is act and declared_layer(nn.ReLU()) is None
+        autopar.declare_experts(Experts, **rest)
+        assert declared_layer(nn.Sequential()) is None
+    finally:
+        forget_experts(Experts)
+
+
 WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no class": (Experts(), {"activation": act}, "no class of modules"),
     "no function": (Experts, {"activation": "silu"}, "can't be called"),
     "two gates": (Experts, {"activation": act, "gate": "g", "gated": True}, "gated=True"),
+    "a layer alone": (Experts, {"activation": act, "layer": Special}, "routed=None"),
+    "no layer": (Experts, {"activation": act, "layer": 3, "routed": act}, "3 is no class"),
+    "no forward": (Experts, {"activation": act, "layer": Special, "routed": 3}, "routed=3 can't"),
+    "biases of all tokens": (
+        Experts,
+        {"activation": act, "up_bias": "b", "weighs_inputs": True, "layer": Special, "routed": act},
+        "not chosen for, which Special adds up",
+    ),
     "half of the biases": (Experts, {"activation": act, "gate": "g", "up_bias": "b"}, "gate_bias"),
 }
 

@@ -54,6 +54,13 @@ def test_counts_that_were_reset_start_again(rows: tuple[float, ...]) -> None:
     assert record["expert_imbalance"] == alone.expert_imbalance
 
 
+def test_without_experts_there_is_nothing_to_record() -> None:
+    history = RoutingHistory()
+    with pytest.raises(UsageError, match=r"no layer with experts") as caught:
+        history.add(0, Routing({}), {"balance": 0.5})
+    assert "declare_experts" in caught.value.next_step and len(history) == 0
+
+
 def test_fewer_rows_than_before_are_refused() -> None:
     history = RoutingHistory()
     history.add(0, counted(8, 8), {})

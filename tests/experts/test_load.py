@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from math import log
+from pathlib import Path
 
 import pytest
 
 from autopar.errors import UsageError
-from autopar.experts.load import LayerLoad, checked_load, read_layers
+from autopar.experts.load import LayerLoad, checked_load, read_layers, read_load
 
 
 def test_numbers_of_a_skewed_layer() -> None:
@@ -41,6 +42,25 @@ def test_one_length_when_it_is_known() -> None:
     assert checked_load({"a": [1, 2]}, 2) == {"a": (1, 2)}
     with pytest.raises(UsageError, match="has 2 numbers, there are 3 experts"):
         checked_load({"a": [1, 2]}, 3)
+
+
+WRONG = {
+    '{"a": [1, 2]}': "has 2 numbers, there are 3 experts",
+    '{"a": [1, -2, 3]}': "expert 1 of layer 'a' is -2",
+    '{"a": [1, NaN, 3]}': "expert 1 of layer 'a' is nan",
+    "[1, 2, 3]": "a mapping of layers",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_what_is_wrong_with_a_file_names_it(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "load.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=f"load.json: .*{WRONG[text]}") as caught:
+        read_load(path, 3)
+    assert caught.value.next_step
+    path.write_text('{"a": [1, 2, 3]}')
+    assert read_load(path, 3) == {"a": (1, 2, 3)}
 
 
 def test_a_folder_is_no_file(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -49,6 +49,48 @@ class OwnModel(nn.Module):
         return functional.cross_entropy(self.head(x + self.experts(x, index, weights)), target)
 
 
+class AllExperts(nn.Module):
+    """Every expert computes every token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(EXPERTS, HIDDEN, 2 * INNER))
+        self.down = nn.Parameter(torch.randn(EXPERTS, INNER, HIDDEN))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch.bmm(gated(self, torch.bmm(rows, self.up)), self.down)
+
+
+class AllToAll(nn.Module):
+    """Scores of experts that were not chosen are zero."""
+
+    def __init__(self, choices: int) -> None:
+        super().__init__()
+        self.choices = choices
+        self.router = nn.Linear(HIDDEN, EXPERTS)
+        self.experts = AllExperts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, index = self.router(x).sigmoid().topk(self.choices, -1)
+        scores = weights.new_zeros(x.shape[0], EXPERTS).scatter(1, index, weights)
+        return self.experts(scores.T.unsqueeze(-1) * x).sum(0)
+
+
+def choices_alone(layer: AllToAll, x: Tensor) -> Tensor:
+    weights, index = layer.router(x).sigmoid().topk(layer.choices, -1)
+    made: Tensor = layer.experts(x, index, weights)
+    return made
+
+
+class AllToAllModel(nn.Module):
+    def __init__(self, choices: int) -> None:
+        super().__init__()
+        self.layer, self.head = AllToAll(choices), nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(self.head(x + self.layer(x)), target)
+
+
 def gated(_: nn.Module, x: Tensor) -> Tensor:
     gate, up = x.chunk(2, -1)
     return functional.silu(gate) * up
@@ -58,13 +100,25 @@ GATED: dict[str, Any] = {"gate": "w1", "up": "w3", "down": "w2", "activation": g
 PLAIN: dict[str, Any] = {"up": "w3", "down": "w2", "activation": lambda _, x: x.tanh()}
 
 
+ALL: dict[str, Any] = {
+    "up": "up",
+    "down": "down",
+    "activation": gated,
+    "transposed": True,
+    "gated": True,
+    "weighs_inputs": True,
+    "layer": AllToAll,
+    "routed": choices_alone,
+}
+
+
 @contextmanager
-def known(**declaration: Any) -> Iterator[None]:
-    declare_experts(OwnExperts, **declaration)
+def known(kind: type[nn.Module] = OwnExperts, **declaration: Any) -> Iterator[None]:
+    declare_experts(kind, **declaration)
     try:
         yield
     finally:
-        forget_experts(OwnExperts)
+        forget_experts(kind)
 
 
 def inputs() -> dict[str, Tensor]:

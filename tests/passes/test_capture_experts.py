@@ -10,15 +10,30 @@ import torch
 from torch import fx, nn
 
 from autopar.errors import CaptureError
+from autopar.op_call import Bindings, op_call
 from autopar.passes.capture import capture
 from autopar.passes.capture_experts import experts_as_one_op
 from autopar.program import Program
+from autopar.rules import rule_for
 from autopar.workflow.prepare import prepare
 from benchmarks.zoo.architecture import Toy
 from benchmarks.zoo.verify import captured_error
-from tests.passes.expert_toys import GATED, PLAIN, OwnModel, inputs, known, library
+from tests.passes.expert_toys import (
+    ALL,
+    CHOICES,
+    GATED,
+    HIDDEN,
+    INNER,
+    PLAIN,
+    AllExperts,
+    AllToAllModel,
+    OwnModel,
+    inputs,
+    known,
+    library,
+)
 
-LIBRARY = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3")
+LIBRARY = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3", "llama4_text")
 
 
 def calls(program: Program) -> list[fx.Node]:
@@ -78,6 +93,46 @@ def test_declared_experts_are_one_op(gate: bool) -> None:
     assert "forward" not in vars(model.experts)
     with pytest.raises(CaptureError, match="experts"):
         capture(model, inputs())
+
+
+@pytest.mark.parametrize("choices", [1, CHOICES])
+def test_a_layer_that_sends_all_tokens_to_all_experts_sends_choices_alone(choices: int) -> None:
+    torch.manual_seed(0)
+    model, batch = AllToAllModel(choices), inputs()
+    with known(AllExperts, **ALL):
+        program = capture(model, batch)
+    (call,) = calls(program)
+    tokens = len(batch["x"])
+    rule = rule_for(op_call(call, Bindings(program.symbols, program.sizes)))
+    assert rule is not None and rule.flops == 2 * tokens * choices * HIDDEN * 3 * INNER
+    assert "FLOPs are those of the choices" in program.notes[0]
+    assert captured_error(program, Toy(model, batch)) <= 1e-5
+    assert "forward" not in vars(model.layer) and "forward" not in vars(model.layer.experts)
+    # By itself every expert computes every token.
+    program = capture(model, batch)
+    assert not calls(program) and not program.notes
+
+
+def test_gradients_through_weights_on_inputs() -> None:
+    """Of the layer with choices alone against its own forward, which has all rows."""
+    torch.manual_seed(1)
+    layer = AllToAllModel(CHOICES).double().layer
+    x = torch.randn(7, HIDDEN, dtype=torch.float64, requires_grad=True)
+    leaves, seed = [x, *layer.parameters()], torch.randn(7, HIDDEN, dtype=torch.float64)
+    expected = layer(x)
+    wanted = torch.autograd.grad(expected, leaves, seed)
+    with known(AllExperts, **ALL), experts_as_one_op(layer):
+        got = layer(x)
+        found = torch.autograd.grad(got, leaves, seed)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_experts_that_get_no_index_need_their_layer() -> None:
+    alone = {k: v for k, v in ALL.items() if k not in ("layer", "routed")}
+    with known(AllExperts, **alone), pytest.raises(CaptureError, match="1 arguments") as caught:
+        capture(AllToAllModel(1), inputs())
+    assert "layer=" in caught.value.next_step
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

@@ -8,7 +8,7 @@ import pytest
 
 from autopar.mesh import Mesh
 from autopar.plan_document import Plan
-from autopar.report.expert_words import expert_part, expert_sentence
+from autopar.report.expert_words import copies_sentence, expert_part, expert_sentence
 from autopar.report.page import render
 from autopar.report.text import explain
 from tests.report import sample
@@ -39,6 +39,15 @@ def test_how_much_of_the_exchange_is_hidden() -> None:
     assert "behind shared experts" not in expert_sentence(plan)
     plan = replace(plan, predicted={**plan.predicted, "experts_hidden": 0.625})
     assert "(all-to-all), 62% of that time behind shared experts; 2 ranks" in expert_sentence(plan)
+    assert Plan.from_dict(plan.to_dict()) == plan
+
+
+def test_what_copies_may_take() -> None:
+    plan = replace(sample.make_plan(), spare_experts=2)
+    assert copies_sentence(plan) == ""
+    plan = replace(plan, predicted={**plan.predicted, "copies_seconds": 0.0125})
+    assert "2 spare slots of a layer: were there a copy in each" in copies_sentence(plan)
+    assert "would take 12.5 ms at the end of a step" in explain(plan)
     assert Plan.from_dict(plan.to_dict()) == plan
 
 

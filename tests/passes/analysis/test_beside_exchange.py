@@ -16,6 +16,7 @@ from autopar.passes.analysis.beside_exchange import (
     hiding,
     independent,
     mark_beside,
+    surely_beside,
 )
 from tests.passes.expert_block import mixtral_layer
 from tests.passes.shared_experts import shared_experts
@@ -47,6 +48,33 @@ def test_what_it_hides_behind_is_summed_by_way() -> None:
     (call,) = exchanges(graph.graph)
     found = hiding(call, lambda node: (1.0, 10.0) if node.name != "act" else (0.5, 0.5))
     assert found == (3.5, 1.0, 30.5, 10.0)
+
+
+def unsplit(**how: bool) -> fx.GraphModule:
+    """Before anything is placed: the experts are whole."""
+    graph = shared_experts(1, **how)
+    for node in exchanges(graph.graph):
+        node.target = torch.ops.autopar.experts.default
+    return graph
+
+
+def test_first_products_are_surely_beside_wherever_collectives_come() -> None:
+    found = surely_beside(unsplit(between=True).graph)
+    assert {n.name: call for n, call in found.items()} == {"gate": "experts", "up_1": "experts"}
+    # As one rank has it, with a collective before the second half: they are marked all the same.
+    graph = shared_experts(2, "tp", between=True)
+    mul = next(n for n in graph.graph.nodes if n.name == "mul")
+    with graph.graph.inserting_after(mul):
+        moved = graph.graph.call_function(torch.ops.autopar.all_gather.default, (mul, 0, 2, "tp"))
+    moved.meta = {**mul.meta, "val": mul.meta["val"]}
+    mul.replace_all_uses_with(moved, delete_user_cb=lambda user: user is not moved)
+    here = marked(graph)
+    assert {"gate", "up_1"} <= set(here) and "down_1" not in here
+
+
+def test_nothing_is_sure_where_numbers_are_drawn_or_rows_travel_between_replicas() -> None:
+    assert surely_beside(unsplit(draws=True).graph) == {}
+    assert surely_beside(shared_experts(2).graph) == {}
 
 
 def test_random_numbers_stay_in_their_order() -> None:

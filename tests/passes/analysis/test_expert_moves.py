@@ -47,8 +47,8 @@ def test_experts_that_are_whole_move_nothing() -> None:
 
 
 def test_what_compute_beside_it_leaves() -> None:
-    """Each way behind what runs beside it, which takes longer for that; nothing on the axis that is
-    placed, and where a framework does not overlap."""
+    """Each way behind what runs beside it, which takes longer for that; nothing where a framework
+    does not overlap."""
     graph = copy_graph(mixtral_layer().graph)
     split_experts(graph, 4)
     (node,) = expert_calls(graph)
@@ -64,4 +64,21 @@ def test_what_compute_beside_it_leaves() -> None:
     assert exposed_moves(call, apart, behind) == (moves.forward, moves.backward)
     node.args = (*node.args[:-1], "tp")
     placed = op_call(node, STATIC)
-    assert exposed_moves(placed, axis, behind) == (moves.forward, moves.backward)
+    assert exposed_moves(placed, apart, behind) == (moves.forward, moves.backward)
+
+
+@pytest.mark.parametrize("part", [0.25, 1.0, 4.0])
+def test_over_the_placed_axis_the_shorter_way_hides(part: float) -> None:
+    """Nobody knows beside which way work runs: as if all of it ran beside the shorter one."""
+    graph = copy_graph(mixtral_layer().graph)
+    split_experts(graph, 4)
+    (node,) = expert_calls(graph)
+    node.args = (*node.args[:-1], "tp")
+    call, axis = op_call(node, STATIC), Axis(1, 1, CLUSTER)
+    moves = expert_moves(call, axis)
+    slowdown = CLUSTER.device.overlap_slowdown or usual_slowdown()
+    forward, backward = exposed_moves(call, axis, Hiding(part * moves.back, 0.0, 0.0, 0.0))
+    hidden = min(part, 1.0) * moves.back
+    assert moves.back < moves.there
+    assert forward == pytest.approx(moves.forward - (1 - slowdown) * hidden)
+    assert backward == moves.backward
