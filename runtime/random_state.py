@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._guards import active_fake_mode
 from torch._subclasses import FakeTensor
 
 from autopar.runtime.op_library import define_identity
@@ -41,7 +42,8 @@ class RandomStream:
 
     def __init__(self, ranks: Ranks, seed: int | None = None) -> None:
         found = [torch.initial_seed() if seed is None else seed]
-        dist.broadcast_object_list(found, src=0, group=ranks.control)
+        if active_fake_mode() is None:  # a dry run has no values, and nobody to agree with
+            dist.broadcast_object_list(found, src=0, group=ranks.control)
         self.seed = int(found[0])
         self.steps = 0
         self._device = ranks.device
