@@ -38,7 +38,7 @@ from autopar.units import parse_bytes
 from autopar.workflow.activation_formula import activation_formula
 from autopar.workflow.forced_pins import with_forced_pins
 from autopar.workflow.model_costs import ModelCosts
-from autopar.workflow.outcome import Explanation, Outcome, build_plan, hidden_part
+from autopar.workflow.outcome import Explanation, Outcome, build_plan, copies_part, hidden_part
 from autopar.workflow.prepare import prepare
 from autopar.workflow.world import decide_on_first_rank, world_cluster, world_size
 
@@ -231,7 +231,8 @@ def _explanation(costs: ModelCosts, choice: Choice, seconds: dict[str, float]) -
         ep=ep,
     )
     seconds["explain"] = time.perf_counter() - start
-    return Explanation(formula, confirmed, costs.experts if ep > 1 else 0, hidden_part(chain))
+    experts, hidden = costs.experts if ep > 1 else 0, hidden_part(chain)
+    return Explanation(formula, confirmed, experts, hidden, copies_part(choice))
 
 
 def model_costs(

@@ -35,11 +35,13 @@ class PartialRecompute:
 @dataclass(frozen=True, slots=True)
 class Experts:
     """Of a block's parameters, those of experts that ep splits: elements on one rank of ep and tp,
-    the trainable ones among them, and the shapes of these."""
+    the trainable ones among them, and the shapes of these. `spare`: of the trainable ones, those of
+    spare slots."""
 
     parameters: int = 0
     trainable: int = 0
     shapes: tuple[tuple[int, ...], ...] = ()
+    spare: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,8 @@ class BlockCost:
     the sets of ops that the search may have run again, from fewer bytes freed to more. `*_cp`: the
     part of `*_comm` between ranks that split the sequence, `*_ep` between replicas that split
     experts; `hidden_ep`: seconds of these, forward and backward, that compute hides, so that they
-    are in none of the others. `experts`: those of `parameters` that ep splits. `shapes`: of the
+    are in none of the others. `experts`: those of `parameters` that ep splits; `spare_over_tp`:
+    trainable elements of spare slots of experts that tp splits. `shapes`: of the
     trainable parameters on this tp rank; none where they are not known, as in a bound.
     """
 
@@ -124,6 +127,7 @@ class BlockCost:
     backward_ep: float = 0.0
     hidden_ep: float = 0.0
     experts: Experts = Experts()
+    spare_over_tp: int = 0
 
     @property
     def tied_parameters(self) -> int:

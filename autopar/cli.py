@@ -191,7 +191,8 @@ def evaluate(
         typer.Option(
             "--pin",
             help="all decisions: tp, pp, zero, microbatch, recompute (none, full, core, products);"
-            " optional: dp, shard, cp, ep, vp, sp, schedule, precision, optimizer, microbatches",
+            " optional: dp, shard, cp, ep, vp, sp, order, schedule, precision, optimizer,"
+            " microbatches",
         ),
     ] = None,
     table: Annotated[

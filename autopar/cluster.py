@@ -108,6 +108,10 @@ class Link:
     exchange_efficiency: float = 1.0
     dispatch_efficiency: float = 1.0
 
+    def __hash__(self) -> int:
+        # Links are in the keys of what collectives take: few of them are as quick as all fields.
+        return hash((self.name, self.ranks, self.bytes_per_second))
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:

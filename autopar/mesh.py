@@ -1,11 +1,14 @@
-"""The logical view of the cluster: named axes with degrees, laid over the ranks in one order."""
+"""The logical view of the cluster: named axes with degrees, laid over the ranks in some order."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-# From the outermost to the innermost.
+# From the outermost to the innermost, unless a mesh has another order.
 AXES = ("pp", "dp", "cp", "tp")
+# Which axes neighbour ranks, named from the innermost as Megatron does (`--use-tp-pp-dp-mapping` is
+# the second): replicas are nearer to each other than pipeline stages, or the other way round.
+ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp")
 # Not an axis of its own: the ranks of dp and cp together, which hold the same tp slice of every
 # parameter, sum its gradient, and share it out under ZeRO.
 REPLICA = "replica"
@@ -24,6 +27,11 @@ class Mesh:
 
     rank = ((pp_index * dp + dp_index) * cp + cp_index) * tp + tp_index
 
+    With the `order` tp-cp-pp-dp, dp is outermost, and pp inside it (cp is 1 then: replicas have to
+    be at even distances):
+
+    rank = (dp_index * pp + pp_index) * tp + tp_index
+
     `ep` is no axis beside the others: it divides the replicas (dp x cp) into groups of neighbours
     that split the experts of every layer, while all else is replicated over them as before.
 
@@ -37,6 +45,17 @@ class Mesh:
     cp: int = 1
     ep: int = 1
     dp_replicate: int = 1
+    order: str = ORDERS[0]
+
+    @property
+    def stages_inside(self) -> bool:
+        """Whether pipeline stages are nearer to each other than replicas."""
+        return self.order == ORDERS[1]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """`AXES`, from the outermost to the innermost of this mesh."""
+        return ("dp", "pp", "cp", "tp") if self.stages_inside else AXES
 
     @property
     def size(self) -> int:
@@ -64,16 +83,28 @@ class Mesh:
 
     def degree(self, axis: str) -> int:
         """Ranks of a group of `axis`: one of `AXES`, or of the groups of replicas."""
-        derived = {REPLICA: self.replicas, EXPERT_REPLICA: self.expert_replicas}
-        return int(derived[axis] if axis in derived else getattr(self, axis))
+        if axis == REPLICA:
+            return self.replicas
+        if axis == EXPERT_REPLICA:
+            return self.expert_replicas
+        return int(getattr(self, axis))
 
     def stride(self, axis: str) -> int:
         """Distance in ranks between neighbours of a group of this axis."""
+        if axis == "tp":
+            return 1
+        if axis == "cp":
+            return self.tp
         inner = self.cp * self.tp
-        strides = {"tp": 1, "cp": self.tp, "dp": inner, "pp": inner * self.dp}
-        strides |= {REPLICA: self.tp, EP: self.tp, EXPERT_REPLICA: self.tp * self.ep}
-        strides |= {SHARD: self.tp, REPLICATE: self.tp * self.dp_shard}
-        return strides[axis]
+        if axis == "pp":
+            return inner if self.stages_inside else inner * self.dp
+        dp = inner * self.pp if self.stages_inside else inner
+        if axis == "dp":
+            return dp
+        # Neighbours among the replicas, and groups of them.
+        replica = dp if self.stages_inside else self.tp
+        inside = {REPLICA: 1, EP: 1, SHARD: 1, EXPERT_REPLICA: self.ep, REPLICATE: self.dp_shard}
+        return replica * inside[axis]
 
     def replica(self, rank: int) -> int:
         """The place of a rank among its replicas."""
@@ -81,23 +112,24 @@ class Mesh:
         return here["dp"] * self.cp + here["cp"]
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        rest, tp = divmod(rank, self.tp)
-        rest, cp = divmod(rest, self.cp)
-        pp, dp = divmod(rest, self.dp)
-        return {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
+        return {a: rank // self.stride(a) % self.degree(a) for a in AXES}
 
     def rank(self, pp: int = 0, dp: int = 0, cp: int = 0, tp: int = 0) -> int:
         """The rank at these places; inverse of `coordinates`."""
-        return ((pp * self.dp + dp) * self.cp + cp) * self.tp + tp
+        places = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
+        return sum(place * self.stride(axis) for axis, place in places.items())
 
     def __str__(self) -> str:
+        """The degrees, from the outermost axis to the innermost."""
+        outer = f"dp{self.dp} pp{self.pp}" if self.stages_inside else f"pp{self.pp} dp{self.dp}"
         cp = f" cp{self.cp}" if self.cp > 1 else ""
         ep = f" ep{self.ep}" if self.ep > 1 else ""
         shard = f" shard{self.dp_shard}" if self.dp_replicate > 1 else ""
-        return f"pp{self.pp} dp{self.dp}{cp} tp{self.tp}{ep}{shard}"
+        return f"{outer}{cp} tp{self.tp}{ep}{shard}"
 
-    def to_dict(self) -> dict[str, int]:
-        """All degrees; of hybrid sharding only where there is some."""
+    def to_dict(self) -> dict[str, int | str]:
+        """All degrees; of hybrid sharding, and the order, only where they are not the usual."""
         hybrid = {REPLICATE: self.dp_replicate} if self.dp_replicate > 1 else {}
+        order = {"order": self.order} if self.stages_inside else {}
         degrees = {"pp": self.pp, "dp": self.dp, "tp": self.tp, "cp": self.cp, "ep": self.ep}
-        return degrees | hybrid
+        return degrees | hybrid | order

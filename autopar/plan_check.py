@@ -6,6 +6,7 @@ from autopar.errors import PlanError
 from autopar.plan_consistency import (
     check_batch,
     check_expert_groups,
+    check_order,
     check_schedule,
     check_shards,
     check_stages,
@@ -31,6 +32,7 @@ def check_plan(plan: Plan, program: Program, global_batch_size: int | None = Non
             next_step="pass the plan's global batch, or plan again",
         )
     check_batch(plan)
+    check_order(plan)
     check_expert_groups(plan)
     check_shards(plan)
     if program.batch_stays_whole and plan.mesh.dp * plan.microbatches > 1:

@@ -7,6 +7,7 @@ from collections import Counter
 
 from autopar.errors import PlanError
 from autopar.interleaving import LOOPED, refused
+from autopar.mesh import ORDERS
 from autopar.plan_document import OF_ELEMENTS, Plan
 from autopar.zero_bubble import refused as not_divided
 
@@ -17,6 +18,7 @@ _RANKS = re.compile(r"^[\w-]+:(\d{1,9})(?:x(\d{1,9}))?$")
 def check_consistent(plan: Plan) -> None:
     """Raises `PlanError` naming the fields that contradict each other, and what would fit."""
     check_batch(plan)
+    check_order(plan)
     check_expert_groups(plan)
     check_shards(plan)
     _check_ranks(plan)
@@ -69,6 +71,16 @@ def check_expert_groups(plan: Plan) -> None:
         )
 
 
+def check_order(plan: Plan) -> None:
+    """Replicas lie at even distances, as the groups of collectives do."""
+    if plan.mesh.stages_inside and plan.mesh.cp > 1:
+        raise PlanError(
+            f"mesh.order is {plan.mesh.order} and mesh.cp is {plan.mesh.cp}: dp and cp ranks "
+            "together hold a stage, and would not be at even distances",
+            next_step=f"use the order {ORDERS[0]}, or cp 1",
+        )
+
+
 def check_shards(plan: Plan) -> None:
     """Groups over which ZeRO shards are whole parts of the replicas, and there is a shard."""
     mesh, groups = plan.mesh, plan.mesh.dp_replicate
@@ -85,12 +97,6 @@ def check_shards(plan: Plan) -> None:
         raise PlanError(
             f"{told}, but zero is 0, which shards nothing",
             next_step="use zero 1, 2 or 3, or dp_replicate 1",
-        )
-    if mesh.ep > 1:
-        raise PlanError(
-            f"{told} and mesh.ep is {mesh.ep}: experts that ep splits are sharded over all ranks "
-            "that hold them",
-            next_step="use dp_replicate 1, or ep 1",
         )
 
 
@@ -143,17 +149,38 @@ def check_stages(plan: Plan) -> None:
             raise PlanError(
                 f"stages[{index}].blocks is empty", next_step="give every stage a block"
             )
-        strangers = [b for b in stage.recompute if b not in stage.blocks]
-        if strangers:
-            raise PlanError(
-                f"stages[{index}].recompute names {strangers[0]!r}, which that stage does not hold",
-                next_step=f"its blocks are {', '.join(stage.blocks[:4])} …",
-            )
-        if len(set(stage.recompute)) < len(stage.recompute):
-            raise PlanError(
-                f"stages[{index}].recompute names a block twice", next_step="name it once"
-            )
+        for field in ("recompute", "keep_gathered"):
+            named = getattr(stage, field)
+            strangers = [b for b in named if b not in stage.blocks]
+            if strangers:
+                raise PlanError(
+                    f"stages[{index}].{field} names {strangers[0]!r}, which that stage does not "
+                    "hold",
+                    next_step=f"its blocks are {', '.join(stage.blocks[:4])} …",
+                )
+            if len(set(named)) < len(named):
+                raise PlanError(
+                    f"stages[{index}].{field} names a block twice", next_step="name it once"
+                )
+        if stage.keep_gathered:
+            _check_gathered(plan, index)
         _check_selective(plan, index)
+
+
+def _check_gathered(plan: Plan, index: int) -> None:
+    """Parameters are gathered again for each block with ZeRO-3 alone, so only there can it be
+    otherwise for some."""
+    where = f"stages[{index}].keep_gathered names {plan.stages[index].keep_gathered[0]!r}"
+    if plan.zero != 3 or plan.mesh.replicas == 1:
+        raise PlanError(
+            f"{where}, but zero is {plan.zero} and there are {plan.mesh.replicas} replicas",
+            next_step="remove keep_gathered, or use zero 3 with dp x cp of 2 or more",
+        )
+    if plan.chunks > 1:
+        raise PlanError(
+            f"{where}, but schedule is {plan.schedule!r} with {plan.chunks} chunks",
+            next_step="remove keep_gathered, or use schedule 1f1b or gpipe",
+        )
 
 
 def _check_selective(plan: Plan, index: int) -> None:

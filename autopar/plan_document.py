@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.errors import PlanError
-from autopar.mesh import AXES, EP, REPLICATE, Mesh
+from autopar.mesh import AXES, EP, ORDERS, REPLICATE, Mesh
 from autopar.plan_fields import (
     PLAN,
     Check,
@@ -46,11 +46,15 @@ class StagePlan:
     """One pipeline stage: the blocks it holds, in order, and which of them are recomputed.
 
     `selective[block]`: the label of a set in `Plan.reruns`, for blocks recomputed in part.
+    `keep_gathered`: with ZeRO-3, the blocks whose parameters are gathered once a step and kept to
+    their last backward (FSDP2's `reshard_after_forward=False`); the others are resharded after
+    every forward.
     """
 
     blocks: tuple[str, ...]
     recompute: tuple[str, ...] = ()
     selective: Mapping[str, str] = field(default_factory=dict)
+    keep_gathered: tuple[str, ...] = ()
 
     @property
     def recomputed(self) -> dict[str, str]:
@@ -102,6 +106,10 @@ class Plan:
     def recompute_label(self) -> str:
         return recompute_label(self.stages)
 
+    @property
+    def keep_label(self) -> str:
+        return keep_label(self.stages)
+
     def stage_indexes(self, pp: int) -> range:
         """The stages that pp rank `pp` holds, in order."""
         return range(pp, len(self.stages), self.mesh.pp)
@@ -128,6 +136,9 @@ class Plan:
         for axis in ("cp", EP, REPLICATE):
             if self.mesh.degree(axis) == 1:
                 document["mesh"].pop(axis)
+        for stage in document["stages"]:
+            if not stage["keep_gathered"]:
+                stage.pop("keep_gathered")
         return {name: document[name] for name in dict.fromkeys(order) if name in document}
 
     def to_json(self) -> str:
@@ -191,8 +202,22 @@ def recompute_label(stages: Iterable[StagePlan]) -> str:
     return ", ".join(t for t in (whole_blocks, in_part) if t) or "none"
 
 
+def keep_label(stages: Iterable[StagePlan]) -> str:
+    """`all blocks` or `k/n blocks`, whose parameters stay gathered; empty for none."""
+    stages = tuple(stages)
+    kept, total = sum(len(s.keep_gathered) for s in stages), sum(len(s.blocks) for s in stages)
+    if not kept:
+        return ""
+    return "all blocks" if kept == total else f"{kept}/{total} blocks"
+
+
 def _mesh(name: str, value: Any) -> Mesh:
-    return Mesh(**members(name, value, {}, dict.fromkeys((*AXES, EP, REPLICATE), whole)))
+    degrees: dict[str, Check] = dict.fromkeys((*AXES, EP, REPLICATE), whole)
+    return Mesh(**members(name, value, {}, {**degrees, "order": _order}))
+
+
+def _order(name: str, value: Any) -> str:
+    return str(one_of(name, value, ORDERS))
 
 
 def _names(name: str, value: Any) -> tuple[str, ...]:
@@ -200,7 +225,7 @@ def _names(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _stage(name: str, value: Any) -> StagePlan:
-    return StagePlan(**members(name, value, {"blocks": _names, "recompute": _names}, _IN_PART))
+    return StagePlan(**members(name, value, {"blocks": _names, "recompute": _names}, _SOME_BLOCKS))
 
 
 def _boundary(name: str, value: Any) -> str:
@@ -246,4 +271,7 @@ _OPTIONAL: dict[str, Check] = {
     "predicted": predictions,
     "notes": _names,
 }
-_IN_PART: dict[str, Check] = {"selective": lambda n, v: entries(n, v, text)}
+_SOME_BLOCKS: dict[str, Check] = {
+    "selective": lambda n, v: entries(n, v, text),
+    "keep_gathered": _names,
+}

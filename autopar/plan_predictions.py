@@ -27,6 +27,8 @@ def predictions(name: str, value: Any) -> dict[str, Any]:
             "activation_formula": _formula,
             "experts": count,
             "experts_hidden": amount,
+            "copies_seconds": amount,
+            "kept_gathered": _amounts,
             "search": _search,
             "reruns": lambda n, v: entries(n, v, lambda k, sets: entries(k, sets, _amounts)),
         },

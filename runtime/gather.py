@@ -30,7 +30,6 @@ def gather_to_first(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> dict[s
             whole[name] = value.detach().to("cpu", copy=True).contiguous()
     if not leads:
         return {}
-    stride = ranks.mesh.stride("pp")
     if ranks.rank != 0:
         kinds = [(name, tuple(t.shape), t.dtype) for name, t in whole.items()]
         dist.send_object_list([kinds], dst=0, group=ranks.control, device=torch.device("cpu"))
@@ -39,7 +38,7 @@ def gather_to_first(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> dict[s
         return {}
     for stage in range(1, ranks.mesh.pp):
         received: list[Any] = [None]
-        source = stage * stride
+        source = ranks.mesh.rank(pp=stage)
         dist.recv_object_list(received, src=source, group=ranks.control, device=torch.device("cpu"))
         for name, shape, dtype in received[0]:
             value = torch.empty(shape, dtype=dtype)

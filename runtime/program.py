@@ -167,7 +167,8 @@ class DistributedProgram(ProgramState):
             buffers = {name: self._buffers[name] for name in program.buffers}
             return StageModule(program, make, buffers, finish_block)
 
-        return data_parallel(make_stage, ranks, plan.zero, plan.precision)
+        kept = plan.stages[program.index].keep_gathered
+        return data_parallel(make_stage, ranks, plan.zero, plan.precision, kept)
 
     # Training.
 

@@ -59,7 +59,7 @@ class Ranks:
             torch.cuda.set_device(here)
         wait = datetime.timedelta(seconds=timeout_seconds)
         _start(kind, wait)
-        device_mesh = _mesh_of(mesh, kind, AXES)
+        device_mesh = _mesh_of(mesh, kind, mesh.axes)
         replicas = device_mesh["dp"]
         if mesh.cp > 1:
             replicas = flat_mesh(device_mesh, ("dp", "cp"), REPLICA)
@@ -68,11 +68,11 @@ class Ranks:
         shards, tp = replicas, device_mesh["tp"]
         if mesh.dp_replicate > 1:
             # FSDP2 wants its mesh and that of a parameter to be parts of one.
-            hybrid = _mesh_of(mesh, kind, ("pp", REPLICATE, SHARD, "tp"))
+            hybrid = _mesh_of(mesh, kind, _with_replicas_as(mesh, REPLICATE, SHARD))
             shards, tp = hybrid[REPLICATE, SHARD], hybrid["tp"]
             groups += hybrid.get_all_groups()
         if mesh.ep > 1:
-            experts = _mesh_of(mesh, kind, ("pp", EXPERT_REPLICA, EP, "tp"))
+            experts = _mesh_of(mesh, kind, _with_replicas_as(mesh, EXPERT_REPLICA, EP))
             groups += experts.get_all_groups()
         for group in groups:
             set_timeout(group, wait)
@@ -114,13 +114,22 @@ class Ranks:
         """
         for stages in sorted({s for s in stage_sets if len(s) > 1}):
             holders = sorted(stage % self.mesh.pp for stage in stages)
-            # Ranks of the first stage: one for each place on the other axes.
-            for place in range(self.mesh.stride("pp")):
-                members = [place + pp * self.mesh.stride("pp") for pp in holders]
+            for place in range(self.mesh.size):
+                here = self.mesh.coordinates(place)
+                if here["pp"]:  # one of the first stage is enough for the others' ranks
+                    continue
+                members = [self.mesh.rank(**{**here, "pp": pp}) for pp in holders]
                 group = dist.new_group(members, timeout=self.wait)
                 if self.rank in members:
                     assert group is not None
                     self.tied[stages] = group
+
+
+def _with_replicas_as(mesh: Mesh, outer: str, inner: str) -> tuple[str, ...]:
+    """The axes of a mesh with its replicas divided in two, which lie where dp and cp do."""
+    found = [axis for axis in mesh.axes if axis != "cp"]
+    place = found.index("dp")
+    return (*found[:place], outer, inner, *found[place + 1 :])
 
 
 def _mesh_of(mesh: Mesh, kind: str, axes: tuple[str, ...]) -> DeviceMesh:

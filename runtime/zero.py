@@ -8,6 +8,8 @@ as one group, `replica`): ZeRO levels 0 to 3.
 | 2     | gathered once, kept to the end       | reduce-scattered after every microbatch    |
 | 3     | gathered and dropped block by block  | reduce-scattered after every microbatch    |
 
+With level 3 the parameters of some blocks may be kept gathered, as those of level 2 are.
+
 Hybrid sharding (`dp_replicate` above 1) takes parameters and states apart over groups of
 neighbours only; gradients are then reduce-scattered in a group, and the shards all-reduced over the
 groups once, in the last backward.
@@ -18,7 +20,8 @@ over dp, because each loss is weighted by its share of the whole batch
 (`autopar.runtime.loss_weights`).
 
 Experts that ep splits are spread in the same way over the ranks that hold the same ones, by experts
-where there are enough of them for all, else by the rows of their matrices.
+where there are enough of them for all, else by the rows of their matrices. Hybrid sharding leaves
+them as they are: they are gathered over a part of the replicas already.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from autopar.runtime.expert_shards import ExpertShards
 from autopar.runtime.gradients import OverlappedSum
 from autopar.runtime.ranks import Ranks
-from autopar.runtime.stage import StageModule
+from autopar.runtime.stage import BlockModule, StageModule
 from autopar.runtime.torch_compat import (
     finish_reductions,
     fsdp_group_of,
@@ -67,15 +70,17 @@ class DataParallel(Protocol):
     def end_step(self) -> None: ...
 
 
-def data_parallel(make_stage: MakeStage, ranks: Ranks, zero: int, precision: str) -> DataParallel:
+def data_parallel(
+    make_stage: MakeStage, ranks: Ranks, zero: int, precision: str, kept: Sequence[str] = ()
+) -> DataParallel:
     """Build the stage with its parameters spread as the level says.
 
     `make_stage(finish_block)` makes the module and calls `finish_block` on each block as soon as
-    its parameters exist.
+    its parameters exist. `kept`: blocks whose parameters level 3 keeps gathered.
     """
     if ranks.mesh.replicas == 1 or zero == 0:
         return Replicated(make_stage(lambda block: None), ranks)
-    return Sharded(make_stage, ranks, zero, precision)
+    return Sharded(make_stage, ranks, zero, precision, kept)
 
 
 class Replicated:
@@ -116,7 +121,14 @@ class Replicated:
 class Sharded:
     """FSDP2 over dp, one unit per block; tied parameters belong to the stage's own unit."""
 
-    def __init__(self, make_stage: MakeStage, ranks: Ranks, zero: int, precision: str) -> None:
+    def __init__(
+        self,
+        make_stage: MakeStage,
+        ranks: Ranks,
+        zero: int,
+        precision: str,
+        kept: Sequence[str] = (),
+    ) -> None:
         self._zero = zero
         # Trained parameters whose gradients a backward for the weights alone has still to make, by
         # FSDP2's groups.
@@ -132,18 +144,32 @@ class Sharded:
 
         over = ExpertShards(ranks) if ranks.mesh.ep > 1 else None
 
-        def shard(module: nn.Module) -> None:
+        def shard(module: nn.Module, *, keep: bool) -> None:
             options: dict[str, Any] = {}
             if over is not None and (placed := over.placements(module)):
                 options["shard_placement_fn"] = placed.get
             fully_shard(
-                module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy, **options
+                module, mesh=mesh, reshard_after_forward=not keep, mp_policy=policy, **options
             )
+            assert isinstance(module, FSDPModule)
+            if keep:
+                self._kept.append(module)
+
+        # Units that are resharded after the last backward alone.
+        self._kept: list[FSDPModule] = []
 
         # A block that hands a view on is fine here: graphs change no tensor of another block.
         warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view")
-        self.stage = make_stage(shard)
-        shard(self.stage)
+
+        def shard_block(block: nn.Module) -> None:
+            assert isinstance(block, BlockModule)
+            shard(block, keep=zero < 3 or block.block.name in kept)
+
+        self.stage = make_stage(shard_block)
+        reads = {f for b in self.stage.program.blocks if b.name in kept for f in b.parameters}
+        # A block that is kept keeps what it reads of the stage's own unit too.
+        tied = any(spec.fqn in reads for spec in self.stage.specs.values())
+        shard(self.stage, keep=zero < 3 or tied)
         for module in self.stage.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
@@ -173,7 +199,8 @@ class Sharded:
         root.set_requires_gradient_sync(last or self._zero >= 2)
         # Over copies of a shard once is enough: what it got of each microbatch is added up first.
         root.set_requires_all_reduce(last)
-        root.set_reshard_after_backward(last or self._zero == 3)
+        for module in self._kept:
+            module.set_reshard_after_backward(last, recurse=False)
 
     def gradients_arrived(self, parameters: Sequence[nn.Parameter]) -> None:
         """FSDP2 looks at a block's gradients where the block's inputs get theirs; here they come

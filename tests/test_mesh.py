@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.mesh import AXES, Mesh
+from autopar.mesh import AXES, ORDERS, Mesh
 
 MESH = Mesh(pp=2, dp=3, tp=4)
 SPLIT = Mesh(pp=2, dp=3, cp=5, tp=4)
@@ -41,3 +41,17 @@ def test_degrees_strides_and_text() -> None:
     assert str(MESH) == "pp2 dp3 tp4"
     assert MESH.to_dict() == {"pp": 2, "dp": 3, "tp": 4, "cp": 1, "ep": 1}
     assert Mesh().size == 1
+
+
+def test_with_stages_inside_replicas_are_outermost() -> None:
+    mesh = Mesh(pp=2, dp=6, tp=4, ep=2, dp_replicate=3, order=ORDERS[1])
+    assert mesh.axes == ("dp", "pp", "cp", "tp")
+    assert [mesh.stride(a) for a in ("tp", "pp", "dp", "replica")] == [1, 4, 8, 8]
+    assert [mesh.stride(a) for a in ("ep", "expert_replica")] == [8, 16]
+    assert [mesh.stride(a) for a in ("dp_shard", "dp_replicate")] == [8, 16]
+    places = [mesh.coordinates(rank) for rank in range(mesh.size)]
+    assert [mesh.rank(**place) for place in places] == list(range(48))
+    assert places[4] == {"pp": 1, "dp": 0, "cp": 0, "tp": 0}
+    assert places[8] == {"pp": 0, "dp": 1, "cp": 0, "tp": 0}
+    assert str(mesh) == "dp6 pp2 tp4 ep2 shard2"
+    assert Mesh(**mesh.to_dict()) == mesh  # type: ignore[arg-type]

@@ -132,7 +132,6 @@ def test_hybrid_sharding_is_read_where_there_is_something_to_shard(
     for zero, degrees, message in (
         (0, {"dp_replicate": 2}, "dp_replicate is 2, but zero is 0"),
         (3, {"dp_replicate": 8}, "into groups of 2 or more"),
-        (3, {"dp_replicate": 2, "ep": 4}, "dp_replicate is 2 and mesh.ep is 4"),
     ):
         with pytest.raises(PlanError, match=message):
             load(tmp_path, hybrid(document, zero, **degrees))
@@ -234,3 +233,34 @@ def test_no_edit_gives_a_traceback(document: Document, tmp_path: Path) -> None:
             if accepted % 4 == 0:  # slow, and reads what the other two read
                 console.print(show(plan))
     assert refused > 1000 and accepted > 50
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"zero": 2}, "keep_gathered names .* zero is 2"),
+        ({"mesh": {"pp": 4, "dp": 1, "tp": 8}}, "there are 1 replicas"),
+        ({"named": ["nobody"]}, "keep_gathered names 'nobody', which that stage does not hold"),
+        ({"named": "twice"}, "keep_gathered names a block twice"),
+    ],
+)
+def test_kept_blocks_that_can_not_be(
+    document: Document, tmp_path: Path, change: Document, message: str
+) -> None:
+    own = document["stages"][1]["blocks"][0]
+    named = {"twice": [own, own]}.get(str(change.get("named")), change.get("named", [own]))
+    edit = {k: v for k, v in change.items() if k != "named"}
+    mesh = edit.get("mesh", {"pp": 4, "dp": 2, "tp": 1})
+    made = {**document, "zero": 3, "mesh": mesh, "cluster": "", "predicted": {}, **edit}
+    made["global_batch"] = mesh["dp"] * made["microbatch"] * made["microbatches"]
+    made = edited(made, ("stages", 1, "keep_gathered"), named)
+    with pytest.raises(PlanError, match=message):
+        load(tmp_path, made)
+
+
+def test_chunks_are_not_kept(document: Document, tmp_path: Path) -> None:
+    made = {**interleaved(document, 2, 4), "zero": 3, "mesh": {"pp": 2, "dp": 2, "tp": 1}}
+    made["global_batch"] = 2 * made["microbatch"] * made["microbatches"]
+    made = edited(made, ("stages", 0, "keep_gathered"), made["stages"][0]["blocks"])
+    with pytest.raises(PlanError, match="'interleaved' with 2 chunks"):
+        load(tmp_path, made)

@@ -14,6 +14,7 @@ from autopar.errors import PlanError
 from autopar.mesh import Mesh
 from autopar.plan_document import OPTIMIZERS, Plan, StagePlan, recompute_label
 from tests.passes import toys
+from tests.report import sample
 
 
 def made() -> Plan:
@@ -132,3 +133,23 @@ def test_the_label_tells_whole_and_in_part(whole: int, part: int, label: str) ->
     stage = StagePlan(names, names[:whole], chosen)
     assert recompute_label([stage]) == label
     assert stage.recomputed == {**dict.fromkeys(names[:whole], "full"), **chosen}
+
+
+def test_blocks_that_are_kept_gathered_are_read_back(tmp_path: Path) -> None:
+    plan = sample.make_plan(layers=8)
+    kept = tuple(replace(s, keep_gathered=s.blocks[-1:]) for s in plan.stages)
+    mesh = replace(plan.mesh, dp=2)
+    fields = {"zero": 3, "stages": kept, "mesh": mesh, "predicted": {}, "cluster": ""}
+    plan = replace(plan, **fields, global_batch=2 * plan.microbatch * plan.microbatches)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    document = plan.to_dict()
+    assert document["stages"][0]["keep_gathered"] == kept[0].keep_gathered
+    assert plan.keep_label == f"{len(kept)}/{sum(len(s.blocks) for s in kept)} blocks"
+    # A plan without any, and one from before there were some, has no such field.
+    for stage in document["stages"]:
+        del stage["keep_gathered"]
+    old = Plan.from_dict(document)
+    assert old.keep_label == "" and old.to_dict() == document
+    every = replace(plan, stages=tuple(replace(s, keep_gathered=s.blocks) for s in kept))
+    assert every.keep_label == "all blocks"

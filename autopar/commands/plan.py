@@ -10,7 +10,8 @@ from pathlib import Path
 from autopar.api import COMPUTE, rewrite_for, search_plan
 from autopar.cluster import Cluster
 from autopar.errors import UsageError
-from autopar.experts.load import read_layers
+from autopar.experts.history import Recorded
+from autopar.experts.load import of_file
 from autopar.models import ModelSource, resolve_model
 from autopar.plan_check import check_plan
 from autopar.search.best_first import Progress
@@ -73,7 +74,9 @@ def resolved(request: PlanRequest, precision: str | None) -> ModelSource:
     if request.expert_load is not None:
         from autopar.experts.expected import expect_load
 
-        expect_load(found.model, read_layers(request.expert_load))
+        recorded = Recorded.read(request.expert_load)
+        with of_file(request.expert_load):
+            expect_load(found.model, recorded.load)
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -51,7 +52,7 @@ def profile_command(
 
 def parse_mesh(text: str) -> Mesh:
     """`pp=2,dp=2,tp=4`; axes left out have one rank."""
-    degrees = {}
+    degrees: dict[str, Any] = {}
     for part in text.split(","):
         axis, _, degree = part.strip().partition("=")
         if axis not in AXES or not degree.isdigit() or int(degree) < 1:

@@ -70,11 +70,15 @@ def inside_bytes(block: BlockCost) -> int:
     return max(0, max(block.transient_bytes, block.reduced_transient_bytes) - block.shared_bytes)
 
 
+def working_in_forward(block: BlockCost) -> int:
+    """The most that a block works with in its forward, on top of all that it saves."""
+    return max(0, block.forward_transient_bytes - block.shared_bytes)
+
+
 def forward_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str]) -> int:
     """The most that a block works with and has gathered in its forward, on top of all that it
     saves. FSDP2 keeps the buffer that parameters were gathered in until the next block's are."""
-    gathered = gathered_bytes(block, setting, rooted=rooted)
-    return max(0, block.forward_transient_bytes - block.shared_bytes) + 2 * gathered
+    return working_in_forward(block) + 2 * gathered_bytes(block, setting, rooted=rooted)
 
 
 def end_bytes(block: BlockCost, setting: Setting, *, first: bool) -> int:

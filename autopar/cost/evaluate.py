@@ -17,6 +17,7 @@ from autopar.block_cost import BlockCost, tie_groups
 from autopar.cluster import Cluster
 from autopar.cost.chunked_moment import chunked_memory
 from autopar.cost.divided_moment import divided_memory
+from autopar.cost.expert_copies import expert_copies_seconds
 from autopar.cost.fullest_moment import stage_memory
 from autopar.cost.memory import StageMemory
 from autopar.cost.pipeline import Event, actions, makespan, simulate, step_seconds
@@ -207,7 +208,10 @@ def _memory(
     if setting.chunks == 1:
         counts = [[phase.live[0] for phase in walk.at_backward] for walk in walks]
         return tuple(
-            stage_memory(blocks, *spans[i], names, i, setting, Phase.fullest(counts[i]))
+            stage_memory(
+                *(blocks, *spans[i], names, i, setting, Phase.fullest(counts[i])),
+                kept=parts[i].keep_gathered,
+            )
             for i in range(len(walks))
         )
     early = waiting(setting.mesh.pp, setting.microbatches)
@@ -226,6 +230,7 @@ def _joined(parts: Sequence[StagePlan]) -> StagePlan:
         tuple(n for p in parts for n in p.blocks),
         tuple(n for p in parts for n in p.recompute),
         {n: label for p in parts for n, label in p.selective.items()},
+        tuple(n for p in parts for n in p.keep_gathered),
     )
 
 
@@ -236,7 +241,7 @@ def _end(
     setting: Setting,
 ) -> dict[str, float]:
     """Seconds at the end of the step, by purpose."""
-    spent = {"dp_comm": 0.0, "tp_comm": 0.0, "pp_comm": 0.0, "optimizer": 0.0}
+    spent = dict.fromkeys(("dp_comm", "tp_comm", "ep_comm", "pp_comm", "optimizer"), 0.0)
     spent["optimizer"] += setting.practice.step_seconds
     for position, name in enumerate(stage.blocks):
         block = priced[name]
@@ -244,11 +249,14 @@ def _end(
         last = block.backward_weights if setting.divided else block.backward
         if setting.zero <= 1:
             spent["dp_comm"] += exposed_gradients(reduce, last if position else 0.0, setting)
-        spent["dp_comm"] += exposed_copies(block, setting, last if position else None)
-        if setting.zero in (1, 2):
+        kept = setting.keeping if name in stage.keep_gathered else setting
+        spent["dp_comm"] += exposed_copies(block, kept, last if position else None)
+        if kept.zero in (1, 2):
             hidden = block.forward if position else 0.0
             spent["dp_comm"] += exposed_gather(gather, hidden, setting)
         spent["tp_comm"] += block.parameter_reduce_seconds
+        for axis in ("tp", EP):
+            spent[f"{axis}_comm"] += expert_copies_seconds(block, setting, axis)
         spent["optimizer"] += optimizer_seconds(block, setting)
     for group in tie_groups([priced[n] for n in stage.blocks]):
         holders = [n for s in stages for n in s.blocks if priced[n].tied_as(group).trainable]

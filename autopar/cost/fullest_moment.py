@@ -7,7 +7,9 @@ backward starts, there are at it
     what the oldest keeps in the blocks up to this one, and what is rebuilt if it is recomputed
     what the block works with (`autopar.cost.block_moment`)
     its gathered parameters (ZeRO-3), and those of the block before it, which is prefetched; in the
-        forward the buffer that they came in instead
+        forward the buffer that they came in instead. Those of blocks that are kept gathered are
+        there at every moment; in their forward the buffer is that of the last block before them
+        which was gathered
     gradients: in the first backward of a step those of the blocks behind it; later all. Where
         parameters are cast without FSDP2, also those of the blocks behind it in the compute type
     values and gradients under way across the borders of the stage
@@ -38,11 +40,11 @@ from autopar.block_cost import FULL, BlockCost, Held, PartialRecompute, tie_grou
 from autopar.cost.block_moment import (
     end_gradient_bytes,
     end_parameter_bytes,
-    forward_bytes,
     gathered_bytes,
     left_bytes,
     made_bytes,
     working_bytes,
+    working_in_forward,
 )
 from autopar.cost.memory import (
     StageMemory,
@@ -95,22 +97,24 @@ def stage_memory(
     stage: int,
     setting: Setting,
     phases: Sequence[Phase] | None = None,
+    kept: Collection[str] = (),
 ) -> StageMemory:
     """Memory of stage number `stage`, holding `blocks[start:stop]` of the chain.
 
     `recompute`: names of blocks, or in which way each of them is recomputed (the label of one of
     its `options`); `phases`: the backwards that may be the fullest, if not those of
-    the stated schedule.
+    the stated schedule; `kept`: names of blocks whose parameters are kept gathered.
     """
     labels = recompute if isinstance(recompute, Mapping) else dict.fromkeys(recompute, FULL)
-    found = StageMoments.of(blocks, start, stop, labels, setting)
+    found = StageMoments.of(blocks, start, stop, labels, setting, kept)
     options = [found.at(phase) for phase in phases or setting.phases(stage)]
     return max([*options, found.end()], key=lambda memory: memory.total)
 
 
 class StageMoments:
-    """The moments of a stage with `blocks`, some recomputed in the ways of `recompute` (by name);
-    `received` and `sent`: bytes that pass its borders per micro-batch."""
+    """The moments of a stage with `blocks`, some recomputed in the ways of `recompute` (by name),
+    the parameters of some `kept` gathered; `received` and `sent`: bytes that pass its borders per
+    micro-batch."""
 
     def __init__(
         self,
@@ -119,6 +123,7 @@ class StageMoments:
         received: int,
         sent: int,
         setting: Setting,
+        kept: Collection[str] = (),
     ) -> None:
         self.blocks, self.setting = blocks, setting
         self.received, self.sent = received, sent
@@ -133,6 +138,16 @@ class StageMoments:
         for group in self.rooted:
             tied = max(b.tied_as(group).parameters for b in blocks)
             self.parameters += tied_gathered_bytes(tied, setting)
+        # Of each block: gathered for its moments alone, or throughout.
+        gathered = [gathered_bytes(b, setting, rooted=self.rooted) for b in blocks]
+        self.gathered = [0 if b.name in kept else n for b, n in zip(blocks, gathered, strict=True)]
+        self.parameters += sum(gathered) - sum(self.gathered)
+        # In the forward of a kept block FSDP2 still has the buffer of the one gathered last.
+        self.buffered = list(self.gathered)
+        for index in range(1, len(blocks)):
+            if blocks[index].name in kept:
+                before = [n for n in self.gathered[:index] if n]
+                self.buffered[index] = before[-1] if before else 0
         self.gradients = self._once(gradient_bytes)
         self.optimizer = self._once(optimizer_bytes)
         in_turn = max(in_turn_bytes(b, setting) for b in blocks)
@@ -152,13 +167,14 @@ class StageMoments:
         stop: int,
         labels: Mapping[str, str],
         setting: Setting,
+        kept: Collection[str] = (),
     ) -> StageMoments:
         """Those of `blocks[start:stop]` of the chain; `labels`: how blocks are recomputed."""
         mine = blocks[start:stop]
         received = blocks[start - 1].boundary_bytes if start else 0
         sent = blocks[stop - 1].boundary_bytes if stop < len(blocks) else 0
         again = {b.name: b.option(labels[b.name]) for b in mine if b.name in labels}
-        return StageMoments(mine, again, received, sent, setting)
+        return StageMoments(mine, again, received, sent, setting, kept)
 
     @staticmethod
     def _behind_each(values: Sequence[int]) -> list[int]:
@@ -231,15 +247,14 @@ class StageMoments:
         gradients = self.gradients
         if first and not setting.practice.gradient_buffer:
             gradients = self.made_behind[index]
-        gathered = gathered_bytes(block, setting, rooted=self.rooted)
-        prefetched = 0
-        if index:
-            prefetched = gathered_bytes(self.blocks[index - 1], setting, rooted=self.rooted)
+        gathered = self.gathered[index]
+        prefetched = self.gathered[index - 1] if index else 0
         released = min(block.released_bytes, activations)
         working = working_bytes(block, after, setting, first=first)
         backward = _Moment(
             activations - released, gradients, gathered + prefetched, around + working + released
         )
-        working = forward_bytes(block, setting, rooted=self.rooted) - 2 * gathered
-        forward = _Moment(activations, gradients, 2 * gathered, around + working)
+        working = working_in_forward(block)
+        buffered = gathered + self.buffered[index]
+        forward = _Moment(activations, gradients, buffered, around + working)
         return max(backward, forward, key=lambda m: m.total)

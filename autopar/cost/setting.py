@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autopar.cluster import Cluster
@@ -127,6 +127,16 @@ class Setting:
     def fsdp(self) -> bool:
         """Whether FSDP2 runs the blocks."""
         return self.mesh.replicas > 1 and self.zero > 0 and not self.practice.gradient_buffer
+
+    @property
+    def may_keep(self) -> bool:
+        """Whether some blocks may be kept gathered, and others not."""
+        return self.zero == 3 and self.mesh.replicas > 1 and self.chunks == 1
+
+    @property
+    def keeping(self) -> Setting:
+        """ZeRO-3 as it is for a block whose parameters are kept gathered: as ZeRO-2."""
+        return replace(self, zero=2) if self.zero == 3 else self
 
     @property
     def expert_shards(self) -> int:

@@ -116,7 +116,7 @@ def _forward(
         spent["tp_comm"] += block.forward_comm - block.forward_cp - block.forward_ep
         spent["ep_comm"] += block.forward_ep
         spent["cp_comm"] += block.forward_cp
-        if setting.zero == 3:
+        if setting.zero == 3 and name not in stage.keep_gathered:
             gather, _ = dp_collectives(block, setting)
             hidden = block.forward if position else 0.0
             spent["dp_comm"] += exposed_gather(gather, hidden, setting)
@@ -142,6 +142,7 @@ def _backward(
         spent["cp_comm"] += block.backward_cp
         if setting.zero >= 2:
             gather, scatter = dp_collectives(block, setting)
-            needed = scatter + (gather if setting.zero == 3 else 0.0)
+            regathers = setting.zero == 3 and name not in stage.keep_gathered
+            needed = scatter + (gather if regathers else 0.0)
             spent["dp_comm"] += exposed_gradients(needed, available, setting)
     return spent

@@ -41,7 +41,8 @@ E_i adds up:
   stage's first block has nothing left to hide it behind;
 - ZeRO-1 and 2 gather updated parameters once, in the next forward: exposed(gather, forward) per
   block, whole for the first block;
-- the sum over tp of gradients of `R*` parameters; the sum over stages of tied parameters, where the
+- the sum over tp of gradients of `R*` parameters; that over copies of experts, if there is room for
+  some (`autopar.cost.expert_copies`); the sum over stages of tied parameters, where the
   stages that hold them differ;
 - the optimizer: every byte it reads or writes, at memory bandwidth.
 
@@ -55,13 +56,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from autopar.block_cost import BlockCost, PartialRecompute
 from autopar.cluster import Device, Link
 from autopar.cost.collective import collective_time, group_levels
+from autopar.cost.expert_copies import expert_copies_seconds
 from autopar.cost.memory import optimizer_bytes, trainable_shard
 from autopar.cost.setting import Setting
-from autopar.mesh import EXPERT_REPLICA, REPLICA, REPLICATE, SHARD
+from autopar.mesh import EP, EXPERT_REPLICA, REPLICA, REPLICATE, SHARD
 
 DATA = Path(__file__).parent.parent / "data" / "step.toml"
 # What the seconds of a micro-batch go to.
@@ -101,44 +104,64 @@ class BlockTimes:
         return self.recompute + self.dp_recomputed - self.dp_kept
 
 
-def block_times(block: BlockCost, setting: Setting) -> BlockTimes:
-    """Price one block under `setting`; stage membership is added by `first_*` and `send`."""
-    gather, reduce = dp_collectives(block, setting)
-    dp_kept = dp_recomputed = first = end_dp = end_first = 0.0
-    if setting.mesh.replicas > 1:
-        forward, backward = block.forward, block.backward
-        last = block.backward_weights if setting.divided else backward
-        if setting.zero == 3:
-            before = exposed_gather(gather, forward, setting)
-            both = gather + reduce
-            dp_kept = before + exposed_gradients(both, backward, setting)
-            dp_recomputed = before + exposed_gradients(both, backward + forward, setting)
-            first = gather - before
-        elif setting.zero == 2:
-            dp_kept = exposed_gradients(reduce, backward, setting)
-            dp_recomputed = exposed_gradients(reduce, backward + forward, setting)
-        else:
-            end_dp += exposed_gradients(reduce, last, setting)
-            end_first += reduce - exposed_gradients(reduce, last, setting)
-        if setting.zero in (1, 2):
-            end_dp += exposed_gather(gather, forward, setting)
-            end_first += gather - exposed_gather(gather, forward, setting)
-        if copies := copies_seconds(block, setting):
-            seen = _behind_others(copies, last, (gather, reduce), setting)
-            end_dp, end_first = end_dp + seen, end_first + copies - seen
+class DpTimes(NamedTuple):
+    """What data parallelism adds to the times of a block: the fields of `BlockTimes` of these names
+    (`end`: `end_dp`)."""
+
+    dp_kept: float
+    dp_recomputed: float
+    first_gather: float
+    end: float
+    end_first: float
+
+
+def block_times(block: BlockCost, setting: Setting, dp: DpTimes | None = None) -> BlockTimes:
+    """Price one block under `setting`; stage membership is added by `first_*` and `send`. `dp`:
+    other than `dp_times`."""
+    kept, recomputed, first, end, end_first = dp or dp_times(block, setting)
     return BlockTimes(
         compute=block.forward_compute + block.backward_compute + setting.practice.block_seconds,
         tp_comm=block.forward_comm + block.backward_comm,
         recompute=block.forward,
-        dp_kept=dp_kept,
-        dp_recomputed=dp_recomputed,
+        dp_kept=kept,
+        dp_recomputed=recomputed,
         first_gather=first,
         send=send_seconds(block.boundary_bytes, setting),
-        end_dp=end_dp,
+        end_dp=end,
         end_first=end_first,
-        end_tp=block.parameter_reduce_seconds,
+        end_tp=block.parameter_reduce_seconds
+        + sum(expert_copies_seconds(block, setting, axis) for axis in ("tp", EP)),
         end_optimizer=optimizer_seconds(block, setting),
     )
+
+
+def dp_times(block: BlockCost, setting: Setting) -> DpTimes:
+    """Those of one block, see the module's text."""
+    if setting.mesh.replicas == 1:
+        return DpTimes(0.0, 0.0, 0.0, 0.0, 0.0)
+    gather, reduce = dp_collectives(block, setting)
+    kept = recomputed = first = end = end_first = 0.0
+    forward, backward = block.forward, block.backward
+    last = block.backward_weights if setting.divided else backward
+    if setting.zero == 3:
+        before = exposed_gather(gather, forward, setting)
+        both = gather + reduce
+        kept = before + exposed_gradients(both, backward, setting)
+        recomputed = before + exposed_gradients(both, backward + forward, setting)
+        first = gather - before
+    elif setting.zero == 2:
+        kept = exposed_gradients(reduce, backward, setting)
+        recomputed = exposed_gradients(reduce, backward + forward, setting)
+    else:
+        end = exposed_gradients(reduce, last, setting)
+        end_first = reduce - end
+    if setting.zero in (1, 2):
+        seen = exposed_gather(gather, forward, setting)
+        end, end_first = end + seen, end_first + gather - seen
+    if copies := copies_seconds(block, setting):
+        seen = behind_others(copies, last, (gather, reduce), setting)
+        end, end_first = end + seen, end_first + copies - seen
+    return DpTimes(kept, recomputed, first, end, end_first)
 
 
 def extra_seconds(block: BlockCost, again: PartialRecompute, setting: Setting) -> float:
@@ -187,18 +210,18 @@ def exposed_copies(block: BlockCost, setting: Setting, backward: float | None) -
     needed = copies_seconds(block, setting)
     if needed == 0.0 or backward is None:
         return needed
-    return _behind_others(needed, backward, dp_collectives(block, setting), setting)
+    return behind_others(needed, backward, dp_collectives(block, setting), setting)
 
 
-def _behind_others(
+def behind_others(
     needed: float, backward: float, collectives: tuple[float, float], setting: Setting
 ) -> float:
-    """What stays exposed of `needed` seconds where `collectives` of the block are overlapped too:
-    its reduction, and with ZeRO-3 its gather."""
+    """What stays exposed of `needed` seconds in the last `backward` of a block where `collectives`
+    of it are overlapped too: its reduction, and with ZeRO-3 its gather."""
     gather, reduce = collectives
     before = reduce + (gather if setting.zero == 3 else 0.0)
     mesh = setting.mesh
-    apart = _apart(setting.cluster.links, mesh.tp, mesh.dp_shard, mesh.dp_replicate)
+    apart = _apart(setting.cluster.links, mesh.stride(SHARD), mesh.dp_shard, mesh.dp_replicate)
     free = max(backward, before) if apart else max(0.0, backward - before)
     return exposed_gradients(needed, free, setting)
 
@@ -213,11 +236,12 @@ def _apart(links: tuple[Link, ...], stride: int, shard: int, replicate: int) -> 
 
 
 def copies_seconds(block: BlockCost, setting: Setting) -> float:
-    """Seconds to all-reduce a block's shard of gradients over the groups of hybrid sharding."""
+    """Seconds to all-reduce a block's shard of gradients over the groups of hybrid sharding; not of
+    experts that ep splits, which are sharded over all ranks that hold them."""
     mesh = setting.mesh
     if mesh.dp_replicate == 1 or setting.zero == 0:
         return 0.0
-    nbytes = setting.shard(block.trainable) * setting.bytes.reduce
+    nbytes = setting.shard(block.trainable - block.experts.trainable) * setting.bytes.reduce
     ranks, stride = mesh.dp_replicate, mesh.stride(REPLICATE)
     return collective_time("all_reduce", nbytes, ranks, stride, setting.cluster)
 

@@ -55,6 +55,7 @@ def _cuts(a: Plan, b: Plan) -> list[tuple[str, str, str]]:
         "blocks per stage": "blocks",
         "recomputed blocks": "recompute",
         "blocks recomputed in part": "selective",
+        "blocks kept gathered": "keep_gathered",
     }
     for name, field in fields.items():
         x, y = ([getattr(stage, field) for stage in plan.stages] for plan in (a, b))

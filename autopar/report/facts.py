@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autopar.mesh import REPLICATE
+from autopar.mesh import ORDERS, REPLICATE
 from autopar.plan_document import Plan
 
 MEMORY_TERMS = ("parameters", "gradients", "optimizer", "activations", "buffers")
@@ -42,6 +42,7 @@ class Facts:
     activation_formula: Mapping[str, Any]
     experts: int
     experts_hidden: float
+    copies_seconds: float
 
     @staticmethod
     def of(plan: Plan) -> Facts:
@@ -63,6 +64,7 @@ class Facts:
             p.get("activation_formula") or {},
             int(p.get("experts") or 0),
             float(p.get("experts_hidden") or 0.0),
+            float(p.get("copies_seconds") or 0.0),
         )
 
     @property
@@ -92,10 +94,13 @@ def _with_total(stage: Mapping[str, float]) -> dict[str, float]:
 
 
 def mesh_text(mesh: Any) -> str:
-    """`{"pp": 2, "dp": 4, "tp": 1, "cp": 1}` -> `pp2 dp4 tp1`; text stays text."""
+    """`{"pp": 2, "dp": 4, "tp": 1, "cp": 1}` -> `pp2 dp4 tp1`, from the outermost axis; text stays
+    text."""
     if not isinstance(mesh, Mapping):
         return str(mesh)
-    axes = {k: v for k, v in mesh.items() if k != REPLICATE}
+    axes = {k: v for k, v in mesh.items() if k not in (REPLICATE, "order")}
+    if mesh.get("order") == ORDERS[1]:
+        axes = {"dp": axes["dp"], **axes}
     told = [f"{k}{v}" for k, v in axes.items() if k in ("pp", "dp", "tp") or v != 1]
     if REPLICATE in mesh:
         told.append(f"shard{mesh.get('dp', 1) * mesh.get('cp', 1) // mesh[REPLICATE]}")

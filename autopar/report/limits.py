@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from autopar.plan_document import Plan
-from autopar.report.expert_words import expert_sentence
+from autopar.report.expert_words import copies_sentence, expert_sentence
 from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts, mesh_text
 from autopar.report.format import percent_text, plural
+from autopar.report.order_words import order_sentence
 from autopar.report.reruns import rerun_rows
 from autopar.report.sequence_words import sequence_sentence
-from autopar.report.shard_words import groups_text, shard_sentence
+from autopar.report.shard_words import groups_text, kept_sentence, shard_sentence
 from autopar.units import format_bytes, format_seconds
 
 
@@ -20,9 +21,12 @@ def limits(plan: Plan) -> list[str]:
     facts = Facts.of(plan)
     found = [_largest(facts), _bubble(plan, facts), *_communication(plan, facts)]
     found += [
+        order_sentence(plan),
         sequence_sentence(plan),
         expert_sentence(plan),
+        copies_sentence(plan),
         shard_sentence(plan),
+        kept_sentence(plan),
         _recompute(plan, facts),
         _memory(plan, facts),
         _activations(facts),

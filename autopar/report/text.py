@@ -14,7 +14,7 @@ from autopar.report.limits import cost_text, limits, neighbours, others, proof
 from autopar.report.placements import block_words
 from autopar.report.reruns import recomputed_text, rerun_rows
 from autopar.report.sequence_words import SHORT, attention_ways, part_text
-from autopar.report.shard_words import zero_text
+from autopar.report.shard_words import kept_text, zero_text
 from autopar.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def headline(plan: Plan) -> str:
             str(plan.mesh),
             f"{plural(plan.microbatches, 'micro-batch', 'micro-batches')} of {plan.microbatch}",
             *([schedule_name(plan)] if plan.mesh.pp > 1 else []),
-            f"ZeRO-{plan.zero}",
+            f"ZeRO-{plan.zero}{kept_text(plan)}",
             f"recompute {plan.recompute_label}",
         )
     )

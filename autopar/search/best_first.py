@@ -8,8 +8,8 @@ that ZeRO may shard over, as one for each of them; and is solved exactly (`stage
 first, but only for plans little above its bound: when there are none it comes back with what was
 proven, to be solved for plans further above. Everything left in the queue when the best plan meets
 the smallest bound is proven no better. Among equal plans the simpler one wins: lower ZeRO level, no
-sequence-parallel boundary, no hybrid sharding, smaller cp, smaller tp, smaller pp, fewer chunks,
-larger micro-batch.
+sequence-parallel boundary, no hybrid sharding, replicas as neighbours, smaller cp, smaller tp,
+smaller pp, whole backwards, fewer chunks, larger micro-batch.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import pairwise
 from typing import Any
 
 from autopar.cost.setting import Setting
 from autopar.mesh import Mesh
-from autopar.search import columns, interleaved, stages, zero_bubble
+from autopar.search import columns, gathered, interleaved, stages, zero_bubble
 from autopar.search.bounds import bound, cut_seconds
 from autopar.search.chain import Chain
 from autopar.search.options import SearchOptions, stage_starts
 from autopar.search.prices import Prices
+from autopar.search.reshard_pin import kept_gathered
 from autopar.search.result import Choice
 from autopar.search.shard_degrees import end_gain, families, undominated
 
@@ -39,7 +41,7 @@ OTHER_SOLVES = 60
 OTHER_WAITS = 4
 # Plans of so much more than the bound are looked for first, and then of more and more; at last any.
 NEAR, FURTHER, TRIES = 0.04, 2.0, 4
-Tie = tuple[int, bool, int, int, int, int, int, int, int, int]
+Tie = tuple[int, bool, int, bool, int, int, int, int, bool, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -88,15 +90,39 @@ def solve_stages(
     recompute: str,
     starts: Sequence[int] | None,
     cutoff: float = float("inf"),
+    kept: Collection[str] | None = None,
 ) -> stages.StageSolution | None:
     """The inner search of a setting: `stages`, or `interleaved` or `zero_bubble` where ranks hold
-    chunks."""
+    chunks. `kept`: blocks that ZeRO-3 keeps gathered; None: they are chosen too (`gathered`)."""
     given: dict[str, Any] = {"recompute": recompute, "starts": starts, "cutoff": cutoff}
     if setting.divided:
         return zero_bubble.solve(chain, setting, limit, **given)
     if setting.chunks > 1:
         return interleaved.solve(chain, setting, limit, **given)
+    if (kept is None or len(kept)) and setting.may_keep:
+        return _solve_gathered(chain, setting, limit, kept, given)
     return stages.solve(columns.build(chain, setting), limit, **given)
+
+
+def _solve_gathered(
+    chain: Chain,
+    setting: Setting,
+    limit: float,
+    kept: Collection[str] | None,
+    given: dict[str, Any],
+) -> stages.StageSolution | None:
+    """`solve_stages` where some blocks are kept gathered."""
+    if kept is not None and len(kept) == len(chain):
+        found = stages.solve(columns.build(chain, setting.keeping), limit, **given)
+        spans = pairwise(found.cuts) if found else ()
+        return found and replace(found, kept=tuple(tuple(range(a, b)) for a, b in spans))
+    if kept is not None:
+        return gathered.solve(chain, setting, limit, kept=kept, **given)
+    # Without any the search is fast, and cuts the one with them short.
+    plain = stages.solve(columns.build(chain, setting), limit, **given)
+    if plain is not None:
+        given = {**given, "cutoff": plain.objective * (1 - TIE)}
+    return gathered.solve(chain, setting, limit, **given) or plain
 
 
 class BestFirst:
@@ -111,12 +137,15 @@ class BestFirst:
         self.free = self.recompute == "auto"
         self.boundary = pins.boundary
         self.starts = stage_starts(pins, prices.provider.block_names)
+        self.kept = kept_gathered(pins, prices.provider.block_names)
         self.best: Choice | None = None
         self.best_tie: Tie | None = None
         self.solved: dict[tuple[int, int], Choice] = {}
         self.solved_meshes: set[Mesh] = set()
         self.count: Counter[str] = Counter()
         self.queue: list[_Entry] = []
+        # Zero-bubble waits for a plan: with one most of it can be left out at a glance.
+        self.later: list[_Entry] = []
         self.queue_left = False
         self.interrupted = False
         self.families = families(found)
@@ -130,7 +159,12 @@ class BestFirst:
         setting = self.settings[index]
         family = self.families[index] if stage is not Stage.PRICED else ()
         among = tuple(self.settings[i] for i in family)
-        least = bound(chain, setting, sums=stage is Stage.SKETCHED, among=among)
+        known: dict[str, Any] = {"among": among, "sums": stage is Stage.SKETCHED}
+        if stage is Stage.SKETCHED:
+            known["optimistic"] = self.prices.optimistic(setting)
+        room = self.limit if self.kept is None or len(self.kept) else None
+        priced = stage is Stage.PRICED
+        least = bound(chain, setting, exact=priced, keeps_within=room, **known)
         if least.peak > self.limit:
             self.count["pruned by memory floor"] += 1
             return
@@ -138,22 +172,24 @@ class BestFirst:
         best = self.best.step_seconds if self.best else float("inf")
         cut = setting.chunks > 1 and stage is not Stage.OPTIMISTIC and self.starts is None
         if cut and seconds < best:
-            sums, exact = stage is Stage.SKETCHED, stage is Stage.PRICED and self.free
-            known: dict[str, Any] = {"sums": sums, "exact": exact, "among": among}
-            seconds = max(seconds, cut_seconds(chain, setting, self.limit, best, **known))
+            exact = priced and (self.free or setting.divided)
+            given = self.limit, best
+            seconds = max(seconds, cut_seconds(chain, setting, *given, exact=exact, **known))
             if seconds == float("inf"):
                 self.count["pruned by memory floor"] += 1
                 return
         tie = self._tie(index, alternative)
-        heapq.heappush(self.queue, _Entry(seconds, tie, index, alternative, stage))
+        waits = setting.divided and stage is Stage.OPTIMISTIC
+        queue = self.later if waits else self.queue
+        heapq.heappush(queue, _Entry(seconds, tie, index, alternative, stage))
 
     def _tie(self, index: int, alternative: int) -> Tie:
         """Smaller for the simpler of two configurations."""
         setting = self.settings[index]
         mesh = setting.mesh
         split = alternative >= 0 and self.prices.boundary_of(setting, alternative) != "R"
-        sizes = mesh.dp_replicate, mesh.cp, mesh.ep, mesh.tp, mesh.pp
-        order = (setting.zero, split, *sizes, setting.chunks)
+        sizes = mesh.dp_replicate, mesh.stages_inside, mesh.cp, mesh.ep, mesh.tp, mesh.pp
+        order = (setting.zero, split, *sizes, setting.divided, setting.chunks)
         return (*order, -setting.microbatch, alternative)
 
     def run(self, deadline: float | None, progress: Callable[[Progress], None] | None) -> float:
@@ -162,7 +198,11 @@ class BestFirst:
         A `KeyboardInterrupt` before there is any plan, or a second one, is passed on.
         """
         explored = 0
-        while self.queue:
+        while self.queue or self.later:
+            if self.later and (self.best or not self.queue):
+                self.queue += self.later
+                heapq.heapify(self.queue)
+                self.later = []
             first = self.queue[0]
             best = self.best.step_seconds if self.best else float("inf")
             if first.bound > best * (1 + TIE):
@@ -175,7 +215,9 @@ class BestFirst:
             explored += 1
             if progress and explored % 10 == 1:
                 seconds = best if self.best else None
-                progress(Progress(explored, len(self.queue), seconds, first.bound))
+                least = min([first.bound, *(e.bound for e in self.later[:1])])
+                waiting = len(self.queue) + len(self.later)
+                progress(Progress(explored, waiting, seconds, least))
             try:
                 self._step(first, best)
             except KeyboardInterrupt:
@@ -273,7 +315,8 @@ class BestFirst:
         """The best plan of one configuration, if it is below `cutoff` seconds."""
         setting = self.settings[index]
         cost, chain = self.prices.chain(setting, alternative)
-        found = solve_stages(chain, setting, self.limit, self.recompute, self.starts, cutoff)
+        given = self.limit, self.recompute, self.starts, cutoff, self.kept
+        found = solve_stages(chain, setting, *given)
         if found is None:
             return None
         choice = Choice.of(setting, cost, found)

@@ -14,21 +14,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
+import numpy as np
+
 from autopar.block_cost import BlockCost, Held, tie_groups
 from autopar.cost import memory
 from autopar.cost.block_moment import gathered_bytes, inside_bytes
 from autopar.cost.setting import Phase, Setting
 from autopar.cost.step import (
     BlockTimes,
+    DpTimes,
+    behind_others,
     block_times,
+    copies_seconds,
     dp_collectives,
     exposed,
-    exposed_copies,
 )
 from autopar.interleaving import round_size
 from autopar.search import interleaved, zero_bubble
 from autopar.search.any_chunks import AnyChunks
-from autopar.search.chain import Chain, Ints
+from autopar.search.chain import Chain, Floats, Ints
 from autopar.search.interleaved.times import ChunkTimes, chunk_times
 
 
@@ -41,15 +45,29 @@ class Bound:
 
 
 def bound(
-    chain: Chain, setting: Setting, *, sums: bool = False, among: Sequence[Setting] = ()
+    chain: Chain,
+    setting: Setting,
+    *,
+    sums: bool = False,
+    exact: bool = False,
+    among: Sequence[Setting] = (),
+    optimistic: Chain | None = None,
+    keeps_within: int | None = None,
 ) -> Bound:
     """The optimistic price of `setting` for a model with these blocks.
 
-    `sums`: only the sum of forward and backward is known of a block, not how it divides. `among`:
-    the setting and others that shard over fewer ranks; the bound is one for all of them.
+    `sums`: only the sum of forward and backward is known of a block, not how it divides. `exact`:
+    the prices are no lower bounds. `among`: the setting and others that shard over fewer ranks; the
+    bound is one for all of them. `optimistic`: prices that tell what the bytes are at least, and
+    the seconds of forwards, where `chain` doesn't. `keeps_within`: ZeRO-3 may keep blocks gathered,
+    as many as fit in so many bytes of a rank.
     """
-    keys = tuple(AnyChunks(s) for s in among or (setting,))
-    return Bound(_seconds(chain, setting, keys, sums), _peak(chain, setting))
+    keys, held = _keys(among or (setting,), exact=exact), optimistic or chain
+    if keeps_within is None or not setting.may_keep:
+        return Bound(_seconds(chain, setting, _totals(chain, keys, sums)), _peak(held, setting))
+    peak, together = _peaks(held, setting)
+    room = max(0, setting.mesh.pp * keeps_within - together)
+    return Bound(_seconds(chain, setting, _kept_totals(chain, keys, sums, room)), peak)
 
 
 def cut_seconds(
@@ -61,18 +79,28 @@ def cut_seconds(
     sums: bool = False,
     exact: bool = False,
     among: Sequence[Setting] = (),
+    optimistic: Chain | None = None,
 ) -> float:
     """`bound` of an interleaved setting over its family of cuts, in seconds; `inf` where none of
     them can fit. Above `target` it need not be tight. `sums`, `among`: as for `bound`; `exact`: the
-    prices are no lower bounds, so that what memory asks for can be told."""
-    keys = tuple(AnyChunks(s) for s in among or (setting,))
+    prices are no lower bounds, so that what memory asks for can be told; `optimistic`: as for
+    `bound`."""
+    held = optimistic or chain
+    keys = _keys(among or (setting,), exact=exact)
     if sums or len(keys) > 1:
         times = _least_chunk_times(chain, keys, sums)
     else:
         times = chunk_times(chain, keys[0])
     if setting.divided:
-        return zero_bubble.family_bound(chain, setting, times, limit, exact=exact)
-    return interleaved.family_bound(chain, setting, times, limit, target, exact=exact)
+        return zero_bubble.family_bound(chain, held, setting, times, limit, target, exact=exact)
+    return interleaved.family_bound(chain, held, setting, times, limit, target, exact=exact)
+
+
+def _keys(among: Sequence[Setting], *, exact: bool) -> tuple[AnyChunks, ...]:
+    """Those of settings. Where prices are bounds, backwards that are divided have the times of
+    others, which hide more of the end of a step: then it is told once for both."""
+    whole = (s if exact or not s.divided else replace(s, schedule="interleaved") for s in among)
+    return tuple(map(AnyChunks, whole))
 
 
 @lru_cache(maxsize=2048)
@@ -95,20 +123,19 @@ def _sum_times(block: BlockCost, setting: Setting) -> BlockTimes:
     What n1 seconds of communication add to h1 seconds of compute is n1 less a share of
     min(n1, h1), so n1 behind h1 and n2 behind h2 add no less than n1 + n2 behind h1 + h2.
     """
-    gather, reduce = dp_collectives(block, setting)
     kept = end = 0.0
     if setting.mesh.replicas > 1:
-        both = gather + reduce
+        gather, reduce = collectives = dp_collectives(block, setting)
         if setting.zero == 3:
-            kept = _exposed(gather, both, block.seconds, setting)
+            kept = _exposed(gather, gather + reduce, block.seconds, setting)
         elif setting.zero == 2:
             kept = _exposed(0.0, reduce, block.seconds, setting)
             end = _exposed(gather, 0.0, block.seconds, setting)
         else:
             end = _exposed(gather if setting.zero else 0.0, reduce, block.seconds, setting)
-        end += exposed_copies(block, setting, block.seconds)
-    known = block_times(block, setting)
-    return replace(known, dp_kept=kept, first_gather=0.0, end_dp=end, end_first=0.0)
+        if copies := copies_seconds(block, setting):
+            end += behind_others(copies, block.seconds, collectives, setting)
+    return block_times(block, setting, DpTimes(kept, kept, 0.0, end, 0.0))
 
 
 def _exposed(gathers: float, gradients: float, hiding: float, setting: Setting) -> float:
@@ -135,10 +162,16 @@ class _Totals:
     least_end_first: float
 
 
+@lru_cache(maxsize=16)
+def _times(chain: Chain, keys: tuple[AnyChunks, ...], sums: bool) -> list[BlockTimes]:
+    """Of the distinct blocks."""
+    return [_least_times(b, keys, sums) for b in chain.distinct]
+
+
 @lru_cache(maxsize=16384)
 def _totals(chain: Chain, keys: tuple[AnyChunks, ...], sums: bool) -> _Totals:
     setting = keys[0].setting
-    times = [_least_times(b, keys, sums) for b in chain.distinct]
+    times = _times(chain, keys, sums)
     kept = chain.seconds(times, lambda t: t.kept)
     sends = chain.seconds(times, lambda t: t.send)
     first = chain.seconds(times, lambda t: t.first_gather)
@@ -151,9 +184,44 @@ def _totals(chain: Chain, keys: tuple[AnyChunks, ...], sums: bool) -> _Totals:
     )
 
 
-def _seconds(chain: Chain, setting: Setting, keys: tuple[AnyChunks, ...], sums: bool) -> float:
+@lru_cache(maxsize=16384)
+def _keeping(keys: tuple[AnyChunks, ...]) -> tuple[AnyChunks, ...]:
+    return tuple(AnyChunks(key.setting.keeping) for key in keys)
+
+
+def _kept_totals(chain: Chain, keys: tuple[AnyChunks, ...], sums: bool, room: int) -> _Totals:
+    """`_totals` when blocks may be kept gathered that take no more than `room` bytes on all stages
+    together: those that save the most per byte, one of them in part (the fractional knapsack)."""
+    plain, kept = _totals(chain, keys, sums), _totals(chain, _keeping(keys), sums)
+    nbytes, seconds = _savings(chain, keys, sums)
+    saved = float(np.interp(room, nbytes, seconds))
+    return _Totals(
+        *(plain.kept - saved, kept.longest, 0.0, 0.0, plain.least_send),
+        *(min(plain.end, kept.end), min(plain.longest_end, kept.longest_end)),
+        *(min(plain.end_first, kept.end_first), min(plain.least_end_first, kept.least_end_first)),
+    )
+
+
+@lru_cache(maxsize=16384)
+def _savings(chain: Chain, keys: tuple[AnyChunks, ...], sums: bool) -> tuple[Floats, Floats]:
+    """Bytes of kept blocks, and the seconds of a micro-batch that they save at most."""
+    before = [t.kept for t in _times(chain, keys, sums)]
+    after = [t.kept for t in _times(chain, _keeping(keys), sums)]
+    saves = np.maximum(0.0, np.array(before) - np.array(after))[chain.which]
+    everywhere = tie_groups(chain.blocks)
+    setting = keys[0].setting
+    nbytes = chain.ints(lambda b: gathered_bytes(b, setting, rooted=everywhere))
+    order = np.argsort(-saves / np.maximum(nbytes, 1), kind="stable")
+    # What takes no bytes is there without any.
+    free = float(saves[nbytes == 0].sum())
+    order = order[nbytes[order] > 0]
+    total = np.concatenate([[0], np.cumsum(nbytes[order])])
+    return total, free + np.concatenate([[0.0], np.cumsum(saves[order])])
+
+
+def _seconds(chain: Chain, setting: Setting, t: _Totals) -> float:
     pp, m = setting.mesh.pp, setting.microbatches
-    parts, t = pp * setting.chunks, _totals(chain, keys, sums)
+    parts = pp * setting.chunks
     total = t.kept + t.first + (parts - 1) * (t.least_first + 2 * t.least_send)
     slowest = max(total / pp, t.longest)
     end = max((t.end + t.end_first + (pp - 1) * t.least_end_first) / pp, t.longest_end)
@@ -165,15 +233,25 @@ def _seconds(chain: Chain, setting: Setting, keys: tuple[AnyChunks, ...], sums: 
 
 
 def _peak(chain: Chain, setting: Setting) -> int:
-    pp = setting.mesh.pp
     if setting.chunks > 1:
         return _interleaved_peak(chain, setting)
+    return _peaks(chain, setting)[0]
+
+
+def _peaks(chain: Chain, setting: Setting) -> tuple[int, int]:
+    """Bytes of the fullest rank, and of all stages together without what is gathered, at least."""
+    pp = setting.mesh.pp
     # Earlier stages have no fewer micro-batches in flight.
-    return max(_peak_in(chain, setting, phase) for phase in setting.phases(pp - 1))
+    found = [_peaks_in(chain, setting, phase) for phase in setting.phases(pp - 1)]
+    everywhere = tie_groups(chain.blocks)
+    gathered = gathered_bytes(chain.blocks[-1], setting, rooted=everywhere)
+    peak = max(max(alone, together // pp) for alone, together in found)
+    return peak, max(together for _, together in found) - gathered
 
 
-def _peak_in(chain: Chain, setting: Setting, phase: Phase) -> int:
-    """A bound on the fullest rank at the fullest moment of one of its backwards."""
+def _peaks_in(chain: Chain, setting: Setting, phase: Phase) -> tuple[int, int]:
+    """At the fullest moment of one of its backwards, bytes of the rank with the largest block, and
+    of all stages together, at least."""
     pp, most = setting.mesh.pp, phase.in_flight
     states = _states_of(chain, setting, not phase.first)
     kept = chain.ints(lambda b: b.least_kept)
@@ -188,7 +266,7 @@ def _peak_in(chain: Chain, setting: Setting, phase: Phase) -> int:
     passing = (pp - 1) * most * int(boundary[:-1].min()) if pp > 1 else 0
     # The last block of the chain works last in its stage, when all is kept; so do others.
     together = int(states.sum() + most * kept.sum() + extra[-1]) + passing - twice
-    return max(int(alone.max()), together // pp)
+    return int(alone.max()), together
 
 
 def _interleaved_peak(chain: Chain, setting: Setting) -> int:

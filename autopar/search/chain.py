@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import cached_property
+from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.block_cost import BlockCost, Tied
+from autopar.block_cost import BlockCost, Tied, tie_groups
 from autopar.cost.step import BlockTimes
 
 Floats = NDArray[np.float64]
@@ -20,11 +22,18 @@ Ints = NDArray[np.int64]
 Number = TypeVar("Number", np.float64, np.int64)
 # The largest of no numbers: far below all bytes, and safe to add to.
 NONE = -(2**60)
+# All that prices of two blocks can differ in.
+_price = attrgetter(*(f.name for f in fields(BlockCost) if f.name not in ("name", "kind")))
+
+
+def before(values: NDArray[Number]) -> NDArray[Number]:
+    """[i] -> values[0] + ... + values[i - 1]."""
+    return np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])
 
 
 def interval_sum(values: NDArray[Number]) -> NDArray[Number]:
     """[a, b] -> values[a] + ... + values[b - 1]."""
-    total = np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])
+    total = before(values)
     return np.asarray(total[None, :] - total[:-1, None])
 
 
@@ -58,17 +67,42 @@ def counts_before(which: Ints) -> Ints:
     return np.asarray(np.concatenate([zero, np.cumsum(one_hot, axis=0)]))
 
 
+class Cutting:
+    """Where a chain may be cut, as a key: equal for chains that may be cut alike. Of each block:
+    whether it can end a part (`ends`), and 1 where it has parameters (`holds`), or where it has
+    some of a group of tied ones (`tied`)."""
+
+    __slots__ = ("_hash", "_key", "ends", "holds", "tied")
+
+    def __init__(self, chain: Chain) -> None:
+        self.ends = chain.ints(lambda b: int(b.can_end_stage)) > 0
+        self.holds = chain.ints(lambda b: int(b.parameters > 0))
+        self.tied = tuple(
+            chain.tied(group, lambda t: int(t.parameters > 0)) for group in tie_groups(chain.blocks)
+        )
+        self._key = tuple(found.tobytes() for found in (self.ends, self.holds, *self.tied))
+        self._hash = hash(self._key)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cutting) and self._key == other._key
+
+
 class Chain:
     """The blocks of a chain with the distinct prices among them, so that each is computed once."""
 
     def __init__(self, blocks: Sequence[BlockCost]) -> None:
         self.blocks = tuple(blocks)
-        names = [f.name for f in fields(BlockCost) if f.name not in ("name", "kind")]
         known: dict[tuple[object, ...], int] = {}
         self.distinct: list[BlockCost] = []
         which = []
         for block in self.blocks:
-            key = tuple(getattr(block, name) for name in names)
+            key = _price(block)
             if key not in known:
                 known[key] = len(self.distinct)
                 self.distinct.append(block)
@@ -77,6 +111,10 @@ class Chain:
 
     def __len__(self) -> int:
         return len(self.blocks)
+
+    @cached_property
+    def cutting(self) -> Cutting:
+        return Cutting(self)
 
     def ints(self, get: Callable[[BlockCost], int]) -> Ints:
         """`get` of every block, in order."""

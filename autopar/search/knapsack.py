@@ -103,15 +103,20 @@ def _above(
 
 
 def cheapest(
-    items: Items, counts: Sequence[int], need: int, thresholds: Sequence[int]
+    items: Items,
+    counts: Sequence[int],
+    need: int,
+    thresholds: Sequence[int],
+    cutoff: float = float("inf"),
 ) -> tuple[float, list[int]]:
-    """Smallest seconds and how many blocks take each item; (`inf`, []) when impossible.
+    """Smallest seconds and how many blocks take each item; (`inf`, []) when there are none below
+    `cutoff`.
 
     `counts[s]`: how many blocks of sort s there are; `thresholds[d]` of item d.
     """
     if need <= 0:
         return 0.0, [0] * len(items)
-    best, choice = np.inf, []
+    best, choice = cutoff, []
     held = [d for d in range(len(items)) if counts[items.sort[d]] > 0]
     for most in sorted({thresholds[d] for d in held}, reverse=True):
         allowed = [d for d in held if thresholds[d] <= most]
@@ -119,7 +124,7 @@ def cheapest(
         if found is not None:
             best, chosen = found
             choice = [chosen.get(d, 0) for d in range(len(items))]
-    return float(best), choice
+    return (float(best), choice) if choice else (float("inf"), [])
 
 
 def _cover(

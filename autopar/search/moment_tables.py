@@ -36,14 +36,18 @@ NEVER = 2**60
 class Moments:
     """Of one sort of backward: the fullest moment with nothing recomputed (`plain`), and over what
     all blocks keep, with all of it recomputed: without (`floor`) and with what a kind rebuilds
-    (`again`, [kinds, n, n + 1])."""
+    (`again`, [kinds, n, n + 1]; it is made when it is asked for: bounds need none)."""
 
     plain: Ints
     floor: Ints
-    again: Ints
+    make_again: Callable[[], Ints]
+
+    @cached_property
+    def again(self) -> Ints:
+        return self.make_again()
 
     def taken(self, take: Callable[[Ints], Ints]) -> Moments:
-        return Moments(take(self.plain), take(self.floor), take(self.again))
+        return Moments(take(self.plain), take(self.floor), lambda: take(self.again))
 
 
 class IntervalMoments:
@@ -72,8 +76,31 @@ class IntervalMoments:
         self.received: Ints = build.received
         self.sent: Ints = build.sent
         self.least: Ints = chain.ints(lambda b: b.least_kept)
+        self.passing: Ints = build.passing
         self.kinds = tuple(build.kinds)
         self._build = build
+
+    @cached_property
+    def can(self) -> NDArray[np.bool_]:
+        """[kind, block]: which blocks could be recomputed in a way of a kind."""
+        found = [self._build.can(kind) for kind in self.kinds]
+        return np.stack(found) if found else np.zeros((0, len(self._build.chain)), bool)
+
+    def working(self, first: bool, *, alone: bool) -> Ints:
+        """What each block works with, beside the reduction of the one after it or `alone`."""
+        return self._build.working(first, alone=alone)
+
+    def rooted(self, start: int, stop: int) -> tuple[str, ...]:
+        """The groups of tied parameters that several blocks of an interval hold."""
+        return tuple(g for g, where in self._build.rooted.items() if where[start, stop])
+
+    def throughout(self, first: bool, start: int, stop: int) -> int:
+        """What is there at all moments of a backward, beside what `_Builder` counts by block: the
+        gradients, and the one that the backward before sent away."""
+        if not first:
+            return int(self.gradients[start, stop]) + int(self.received[start])
+        ready = bool(self._build.setting.practice.gradient_buffer)
+        return int(self.gradients[start, stop]) if ready else 0
 
     @cached_property
     def first(self) -> Moments:
@@ -98,6 +125,15 @@ class IntervalMoments:
         for first in used:
             setattr(found, "first" if first else "later", self.of(first=first).taken(take))
         return found
+
+
+def _either(where: NDArray[np.bool_], one: Moments, other: Moments) -> Moments:
+    """`one` in the intervals `where` it holds, elsewhere the `other`."""
+    return Moments(
+        np.where(where, one.plain, other.plain),
+        np.where(where, one.floor, other.floor),
+        lambda: np.where(where, one.again, other.again),
+    )
 
 
 @lru_cache(maxsize=8)
@@ -232,12 +268,7 @@ class _Builder:
             return found
         for groups, where in self._rooted_together():
             other = self._moments(first, gradients, rooted=groups)
-            found = Moments(
-                *(
-                    np.where(where, getattr(other, name), getattr(found, name))
-                    for name in ("plain", "floor", "again")
-                )
-            )
+            found = _either(where, other, found)
         return found
 
     def _rooted_together(self) -> Iterator[tuple[tuple[str, ...], NDArray[np.bool_]]]:
@@ -269,14 +300,20 @@ class _Builder:
         plain = plain - kept[:-1, None] + made_here + self.passing + constant
         end = constant - given_back[None, :]
         floor = self._largest(given_back[1:], first, rooted) + end
-        again = [
-            self._largest(np.where(self._can(kind), given_back[1:] + kind[1], NONE), first, rooted)
-            + end
-            for kind in self.kinds
-        ]
-        return Moments(np.asarray(plain), np.asarray(floor), np.stack(again))
 
-    def _can(self, kind: tuple[int, int]) -> NDArray[np.bool_]:
+        def again() -> Ints:
+            found = [
+                self._largest(
+                    np.where(self.can(kind), given_back[1:] + kind[1], NONE), first, rooted
+                )
+                + end
+                for kind in self.kinds
+            ]
+            return np.stack(found)
+
+        return Moments(np.asarray(plain), np.asarray(floor), again)
+
+    def can(self, kind: tuple[int, int]) -> NDArray[np.bool_]:
         """Which blocks could be recomputed in a way of this kind."""
         return self.chain.ints(lambda b: any(kind_of(b, o) == kind for o in b.options)) > 0
 
@@ -292,7 +329,7 @@ class _Builder:
         def most_of(working: Ints, prefetched: Ints | int) -> Ints:
             return np.asarray(np.maximum(working + gathered + prefetched, forward) + beside)
 
-        inside, last = self._working(first, alone=False), self._working(first, alone=True)
+        inside, last = self.working(first, alone=False), self.working(first, alone=True)
         n = len(beside)
         table = np.full((n, n + 1), NONE, np.int64)
         middle = running_max(most_of(inside, before))
@@ -307,7 +344,7 @@ class _Builder:
         table[:, 1:] = np.where(longer, most[:, 1:], table[:, 1:])
         return np.maximum(table, NONE)
 
-    def _working(self, first: bool, *, alone: bool) -> Ints:
+    def working(self, first: bool, *, alone: bool) -> Ints:
         """What each block works with, beside the reduction of the one after it or `alone`."""
         chain, setting = self.chain, self.setting
         inside = chain.ints(block_moment.inside_bytes)

@@ -11,13 +11,23 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from autopar.cluster import Cluster
+from autopar.interleaving import LOOPED
+from autopar.mesh import ORDERS
 from autopar.search.best_first import BestFirst
 from autopar.search.options import Pins, SearchOptions
 from autopar.search.prices import Prices
 from autopar.search.result import Choice, Neighbour
 from autopar.search.smallest_memory import smallest_memory
-from autopar.search.space import divisors, ep_degrees, legal_degrees, long_degrees, settings
+from autopar.search.space import (
+    divisors,
+    ep_degrees,
+    legal_degrees,
+    long_degrees,
+    orders,
+    settings,
+)
 from autopar.units import format_bytes
+from autopar.zero_bubble import refused
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,13 @@ def neighbours(
     on_cp = [1, *long_degrees(prices.provider, cluster)]
     on_ep = ep_degrees(prices.provider, best.mesh.replicas)
     blocks = len(prices.provider.block_names)
+    if options.pins.reshard == "auto":
+        # That keeps nothing from being changed.
+        options = replace(options, pins=options.pins.without("reshard"))
     for change in _changes(best, cluster, degrees, on_cp, on_ep, blocks):
+        if options.pins.reshard and change.pins.reshard == "auto":
+            change = replace(change, pins=change.pins.without("reshard"))
+        change = _runnable(change)
         if not _open(options.pins, change.pins):
             continue
         pins = replace(options.pins, **_given(change.pins))
@@ -74,14 +90,16 @@ def _changes(
         ep=mesh.ep if len(on_ep) > 1 else None,
         zero=best.zero if mesh.replicas > 1 else None,
         shard=_shard(best),
+        reshard="auto" if best.keep_label else None,
         microbatch=best.microbatch,
         schedule=best.schedule if mesh.pp > 1 else None,
         chunks=best.chunks if mesh.pp > 1 else None,
         boundary=best.boundary if mesh.tp > 1 else None,
+        order=mesh.order if len(orders(mesh.shape, cluster, None)) > 1 else None,
     )
     # What another mesh can't keep follows from it.
     same = {"ep": None, "zero": None, "shard": None, "schedule": None, "chunks": None}
-    moved = replace(kept, **same, boundary=None)
+    moved = replace(kept, **same, boundary=None, order=None)
     for tp in _beside(degrees, mesh.tp):
         if cluster.size % (tp * mesh.pp * mesh.cp) == 0:
             yield _Change(f"TP {tp}", replace(moved, tp=tp, zero=_level(best, mesh.pp * tp)))
@@ -98,6 +116,10 @@ def _changes(
         yield _Change(f"EP {ep}", replace(kept, ep=ep, shard=None))
     if mesh.replicas > 1:
         yield from _sharding(best, kept)
+    if kept.order:
+        other = next(order for order in ORDERS if order != kept.order)
+        outer = replace(mesh, order=other).axes[0].upper()
+        yield _Change(f"{outer} outermost", replace(kept, order=other))
     for size in (best.microbatch // 2, 2 * best.microbatch):
         if size:
             pins = replace(kept, microbatch=size, schedule=None, chunks=None)
@@ -124,26 +146,40 @@ def _sharding(best: Choice, kept: Pins) -> Iterator[_Change]:
     """ZeRO levels, and over more or fewer ranks."""
     for zero in _beside([0, 1, 2, 3], best.zero):
         yield _Change(f"ZeRO-{zero}", replace(kept, zero=zero, shard=kept.shard if zero else None))
+    if best.keep_label:
+        yield _Change("all blocks resharded", replace(kept, reshard="all"))
     if kept.shard:
         for shard in _beside(divisors(best.mesh.replicas)[1:], kept.shard):
             yield _Change(f"shard over {shard}", replace(kept, shard=shard))
 
 
 def _schedules(best: Choice, kept: Pins, blocks: int) -> Iterator[_Change]:
-    """GPipe or 1F1B, and with more or fewer chunks (of a 1F1B plan: the best number of them), with
-    divided backwards or without."""
+    """GPipe or 1F1B, and with more or fewer chunks (of a plan without any: the best number of
+    them), with divided backwards or without."""
     other = "gpipe" if best.schedule == "1f1b" else "1f1b"
     yield _Change(f"schedule {other}", replace(kept, schedule=other, chunks=1))
     if best.chunks == 1:
         if 2 * best.mesh.pp <= blocks:
-            pins = replace(kept, schedule="interleaved", chunks=None)
-            yield _Change("schedule interleaved", pins)
+            for looped in LOOPED:
+                pins = replace(kept, schedule=looped, chunks=None)
+                yield _Change(f"schedule {looped}", pins)
         return
     looped = "interleaved" if best.schedule == "zero-bubble" else "zero-bubble"
     yield _Change(f"schedule {looped}", replace(kept, schedule=looped))
     for chunks in (best.chunks - 1, best.chunks + 1):
         if 1 < chunks <= blocks // best.mesh.pp:
             yield _Change(f"{chunks} chunks", replace(kept, chunks=chunks))
+
+
+def _runnable(change: _Change) -> _Change:
+    """With whole backwards where the change rules out divided ones."""
+    pins = change.pins
+    full = pins.recompute == "full"
+    if pins.schedule != "zero-bubble" or not refused(
+        zero=pins.zero or 0, ep=pins.ep or 1, recomputes=full
+    ):
+        return change
+    return replace(change, pins=replace(pins, schedule="interleaved"))
 
 
 def _level(best: Choice, ranks: int) -> int | None:

@@ -14,7 +14,10 @@ from autopar.cost.setting import PRECISION
 from autopar.errors import UsageError
 from autopar.experts.spare_slots import check_spare
 from autopar.interleaving import LOOPED
+from autopar.mesh import ORDERS
 from autopar.plan_document import BOUNDARY, SCHEDULES
+from autopar.search.block_names import check_block_names
+from autopar.search.reshard_pin import check_reshard, reshard_value
 
 _NUMBERS = ("tp", "pp", "dp", "cp", "ep", "shard", "microbatch", "microbatches", "chunks")
 RECOMPUTE = ("none", "selective", "full")
@@ -29,7 +32,9 @@ class Pins:
     stages of every pp rank, above 1 for the interleaved and zero-bubble schedules; `cuts`: the
     first block of every stage but the first (or of every stage). `weights`: `split` stores every
     weight matrix sliced over tp where a dim divides. `shard`: over how many replicas ZeRO shards;
-    fewer than all of them is hybrid sharding.
+    fewer than all of them is hybrid sharding. `reshard`: of ZeRO-3's blocks those whose parameters
+    are resharded after every forward (`search.reshard_pin`).
+    `order`: which axes neighbour ranks, one of `autopar.mesh.ORDERS`.
     """
 
     tp: int | None = None
@@ -47,6 +52,8 @@ class Pins:
     cp: int | None = None
     ep: int | None = None
     shard: int | None = None
+    reshard: str | tuple[str, ...] | None = None
+    order: str | None = None
 
     def __str__(self) -> str:
         parts = []
@@ -136,6 +143,8 @@ def parse_pins(text: str) -> Pins:
 def _value(name: str, text: str) -> object:
     if name == "cuts":
         return tuple(part for part in text.split("+") if part)
+    if name == "reshard":
+        return reshard_value(text)
     if name == "zero":
         _known("zero", text, ("0", "1", "2", "3"))
         return int(text)
@@ -149,6 +158,8 @@ def _value(name: str, text: str) -> object:
         _known("schedule", text, SCHEDULES)
     if name == "boundary" and not BOUNDARY.match(text):
         raise UsageError(f"boundary={text} is not known", next_step="give R, or S(dim), as S(1)")
+    if name == "order":
+        _known("order", text, ORDERS)
     if name == "weights":
         _known("weights", text, WEIGHTS)
     if name == "recompute":
@@ -169,11 +180,7 @@ def stage_starts(pins: Pins, names: Sequence[str]) -> tuple[int, ...] | None:
     """The first block of every stage as indexes into the chain `names`, from `pins.cuts`."""
     if pins.cuts is None:
         return None
-    for name in pins.cuts:
-        if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"blocks are {', '.join(names)}"
-            raise UsageError(f"cut before {name!r}: no such block", next_step=hint)
+    check_block_names(pins.cuts, names, "cut before")
     starts = [names.index(name) for name in pins.cuts]
     if starts != sorted(set(starts)):
         raise UsageError(
@@ -238,8 +245,20 @@ def check_pins(
             next_step="pin one of the two",
         )
     _check_world(pins, cluster.size, pp)
+    _check_order(pins)
     _check_shard(pins)
+    check_reshard(pins, names)
     _check_batch(pins, global_batch)
+
+
+def _check_order(pins: Pins) -> None:
+    """Replicas are at even distances, as the groups of collectives are."""
+    if pins.order == ORDERS[1] and (pins.cp or 1) > 1:
+        raise UsageError(
+            f"order={pins.order} with cp={pins.cp}: dp and cp ranks together hold a stage, and "
+            "would not be at even distances",
+            next_step=f"pin order={ORDERS[0]}, or cp=1",
+        )
 
 
 def _check_shard(pins: Pins) -> None:
@@ -251,12 +270,6 @@ def _check_shard(pins: Pins) -> None:
         raise UsageError(
             f"shard={shard} with zero={pins.zero}" if pins.zero is not None else f"shard={shard}",
             next_step="zero=0 shards nothing; pin zero of 1 to 3 with a shard of 2 or more",
-        )
-    if (pins.ep or 1) > 1:
-        raise UsageError(
-            f"shard={shard} with ep={pins.ep}: experts that ep splits are sharded over all ranks "
-            "that hold them",
-            next_step="pin one of the two",
         )
     if replicas % shard:
         raise UsageError(

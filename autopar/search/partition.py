@@ -53,6 +53,22 @@ class Table:
         """Where the last block of the chain is in the last stage."""
         return self.blocks - 1 - self.first[-1]
 
+    @property
+    def least_end(self) -> Floats:
+        """The least that the end of each stage takes; `inf` where there is none."""
+        return np.where(np.isfinite(self.seconds), self.end, np.inf)
+
+    def within(self, tau: float, eps: float) -> Floats:
+        """`seconds` of the stages that take no more than `tau`, and end in no more than `eps`."""
+        if np.isinf(tau) and np.isinf(eps):
+            return self.seconds
+        return np.where((self.seconds <= tau) & (self.end <= eps), self.seconds, np.inf)
+
+    def maxima(self, cuts: Sequence[int], tau: float, eps: float) -> tuple[float, float]:
+        """The slowest stage and the longest end of a path of `within`."""
+        cells = self.cells_of(cuts)
+        return max(float(self.seconds[c]) for c in cells), max(float(self.end[c]) for c in cells)
+
     def edge(self, row: int, value: float) -> Floats:
         """By row: `value` in one of them, `inf` in the others."""
         found = np.full(self.seconds.shape[1], np.inf)
@@ -124,11 +140,10 @@ def smallest_maximum(table: Table, cost: Floats) -> float:
 
 def best_partition(table: Table, cutoff: float = np.inf) -> Partition | None:
     """The best cuts, or None when nothing fits or nothing is below `cutoff`."""
-    usable = np.isfinite(table.seconds)
     slowest = smallest_maximum(table, table.seconds)
     if not np.isfinite(slowest):
         return None
-    longest_end = smallest_maximum(table, np.where(usable, table.end, np.inf))
+    longest_end = smallest_maximum(table, table.least_end)
     weight = table.microbatches - 1
     order = itertools.count()
     boxes = [(-np.inf, next(order), slowest, np.inf, longest_end, np.inf)]
@@ -142,7 +157,7 @@ def best_partition(table: Table, cutoff: float = np.inf) -> Partition | None:
         if found is None:
             continue
         total, path = found
-        tau, eps = _maxima(table, path)
+        tau, eps = table.maxima(path, tau_hi, eps_hi)
         if total + weight * tau + eps < best:
             best, cuts = total + weight * tau + eps, path
         bound = total + weight * tau_lo + eps_lo
@@ -180,9 +195,7 @@ def _split(weight: int, box: Box, tau: float, eps: float, best: float) -> list[B
 
 def _smallest_sum(table: Table, tau: float, eps: float) -> tuple[float, tuple[int, ...]] | None:
     """The smallest sum with no stage above `tau` and no end above `eps`, and its cuts."""
-    cost = table.seconds
-    if np.isfinite(tau) or np.isfinite(eps):
-        cost = np.where((cost <= tau) & (table.end <= eps), cost, np.inf)
+    cost = table.within(tau, eps)
     sums = forward_sums(table, cost)
     row, most = table.last_row, table.most
     total = float(sums[-1, row])
@@ -196,11 +209,3 @@ def _smallest_sum(table: Table, tau: float, eps: float) -> tuple[float, tuple[in
         cuts.append(table.first[i] + row - width)
         row += shift - width
     return total, tuple(cuts[::-1])
-
-
-def _maxima(table: Table, cuts: tuple[int, ...]) -> tuple[float, float]:
-    cells = table.cells_of(cuts)
-    return (
-        float(max(table.seconds[c] for c in cells)),
-        float(max(table.end[c] for c in cells)),
-    )

@@ -10,7 +10,7 @@ from autopar.block_cost import ChainCost
 from autopar.cost.evaluate import Evaluation
 from autopar.cost.setting import Setting
 from autopar.mesh import Mesh
-from autopar.plan_document import StagePlan, recompute_label
+from autopar.plan_document import StagePlan, keep_label, recompute_label
 from autopar.search.stages import StageSolution
 
 
@@ -32,14 +32,16 @@ class Choice:
     def of(setting: Setting, chain: ChainCost, found: StageSolution) -> Choice:
         names = [b.name for b in chain.blocks]
         partials = found.partial or ({},) * len(found.recompute)
+        kept = found.kept or ((),) * len(found.recompute)
         stages = tuple(
             StagePlan(
                 tuple(names[a:b]),
                 tuple(names[i] for i in again),
                 {names[i]: label for i, label in partial.items()},
+                tuple(names[i] for i in keep),
             )
-            for a, b, again, partial in zip(
-                found.cuts, found.cuts[1:], found.recompute, partials, strict=False
+            for a, b, again, partial, keep in zip(
+                found.cuts, found.cuts[1:], found.recompute, partials, kept, strict=False
             )
         )
         return Choice(setting, chain, stages, found.objective, found.peaks)
@@ -85,6 +87,10 @@ class Choice:
         return recompute_label(self.stages)
 
     @property
+    def keep_label(self) -> str:
+        return keep_label(self.stages)
+
+    @property
     def reruns(self) -> dict[str, dict[str, tuple[str, ...]]]:
         """The sets of ops that blocks recomputed in part use, by kind and label."""
         priced = {b.name: b for b in self.chain.blocks}
@@ -98,9 +104,10 @@ class Choice:
     def describe(self) -> str:
         """One line: mesh, micro-batches, schedule, ZeRO level, recomputation, boundary."""
         chunks = f" with {self.chunks} chunks" if self.chunks > 1 else ""
+        kept = f" ({self.keep_label} kept gathered)" if self.keep_label else ""
         return (
             f"{self.mesh}, {self.microbatches} micro-batches of {self.microbatch},"
-            f" {self.schedule}{chunks}, ZeRO-{self.zero}, recompute {self.recompute_label},"
+            f" {self.schedule}{chunks}, ZeRO-{self.zero}{kept}, recompute {self.recompute_label},"
             f" boundary {self.boundary}"
         )
 
@@ -111,6 +118,7 @@ class Choice:
             "schedule": self.schedule,
             "chunks": self.chunks,
             "zero": self.zero,
+            **({"keep_gathered": self.keep_label} if self.keep_label else {}),
             "recompute": self.recompute_label,
             "boundary": self.boundary,
             "step_seconds": self.step_seconds,

@@ -22,14 +22,13 @@ from autopar.search.chain import Chain
 def families(found: Sequence[Setting]) -> dict[int, tuple[int, ...]]:
     """The settings (by index) that differ in `dp_replicate` alone, by the first of each kind: the
     one that shards over the most ranks, and so needs the least memory. Where an optimizer's state
-    does not shrink with its shard, and under a schedule with times of its own (zero-bubble), each
-    is alone."""
+    does not shrink with its shard each is alone."""
     order = sorted(range(len(found)), key=lambda i: (found[i].mesh.dp_replicate, i))
     kinds: dict[object, list[int]] = {}
     for index in order:
         setting = found[index]
         alike = AnyChunks(replace(setting, mesh=setting.mesh.shape))
-        alone = None if setting.update.shrinks and not setting.divided else index
+        alone = None if setting.update.shrinks else index
         kinds.setdefault((alike, setting.schedule, setting.chunks, alone), []).append(index)
     return {indexes[0]: tuple(indexes) for indexes in kinds.values()}
 

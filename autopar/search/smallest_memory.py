@@ -10,22 +10,23 @@ the families of `interleaved`. Configurations whose bound is above the best are 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import product
 
 import numpy as np
 
 from autopar.block_cost import FULL
 from autopar.cost.setting import Setting
-from autopar.search import columns, interleaved, zero_bubble
+from autopar.search import columns, gathered, interleaved, zero_bubble
 from autopar.search.band import Band
 from autopar.search.best_first import solve_stages
 from autopar.search.bounds import bound
-from autopar.search.chain import Floats, Ints, interval_sum
+from autopar.search.chain import Chain, Floats, Ints, interval_sum
 from autopar.search.columns import Columns
 from autopar.search.options import SearchOptions, stage_starts
 from autopar.search.partition import Table, smallest_maximum
 from autopar.search.prices import Prices
+from autopar.search.reshard_pin import kept_gathered
 from autopar.search.result import Choice
 from autopar.search.stages import legal_intervals
 
@@ -39,6 +40,8 @@ def smallest_memory(
     """The plan whose fullest rank takes the fewest bytes; None when no cut is legal at all."""
     starts = stage_starts(options.pins, prices.provider.block_names)
     recompute = options.pins.recompute or "auto"
+    # What is free to be kept gathered is not.
+    kept = kept_gathered(options.pins, prices.provider.block_names) or frozenset()
     queue = [(bound(prices.optimistic(s), s).peak, s.zero, i, -1) for i, s in enumerate(settings)]
     heapq.heapify(queue)
     best = None
@@ -59,17 +62,34 @@ def smallest_memory(
         elif setting.chunks > 1:
             peak = interleaved.least_peak(chain, setting, recompute, starts)
         else:
-            peak = least_peak(columns.build(chain, setting), recompute, starts)
+            peak = _least_peak(chain, setting, recompute, starts, kept)
         if peak is not None and (best is None or peak < best):
             best, where = peak, (index, alternative)
     if best is None or where is None:
         return None
     setting = settings[where[0]]
     cost, chain = prices.chain(setting, where[1])
-    found = solve_stages(chain, setting, best, recompute, starts)
+    found = solve_stages(chain, setting, best, recompute, starts, kept=kept)
     if found is None:
         return None
     return Choice.of(setting, cost, found)
+
+
+def _least_peak(
+    chain: Chain,
+    setting: Setting,
+    recompute: str,
+    starts: Sequence[int] | None,
+    kept: Collection[str],
+) -> int | None:
+    """`least_peak` with some blocks `kept` gathered."""
+    plain = least_peak(columns.build(chain, setting), recompute, starts)
+    if not kept or plain is None or not setting.may_keep:
+        return plain
+    most = least_peak(columns.build(chain, setting.keeping), recompute, starts)
+    if most is None or len(kept) == len(chain):
+        return most
+    return gathered.least_peak(chain, setting, recompute, starts, kept, most)
 
 
 def least_peak(

@@ -10,10 +10,12 @@ from math import gcd
 from autopar import zero_bubble
 from autopar.block_cost import CostProvider, ExpertProvider, SequenceProvider
 from autopar.cluster import Cluster
+from autopar.cost.collective import group_levels
 from autopar.cost.setting import Setting
 from autopar.interleaving import LOOPED, refused
-from autopar.mesh import Mesh
+from autopar.mesh import ORDERS, REPLICA, Mesh
 from autopar.search.options import Pins, SearchOptions, cut_ranks, stage_starts
+from autopar.search.reshard_pin import needs_resharding
 
 # More micro-batch sizes than this are thinned out to powers of two.
 FEW = 12
@@ -95,14 +97,39 @@ def settings(
                 left_out[f"global batch {options.global_batch} does not divide over dp"] += 1
             else:
                 for ep in ep_degrees(provider, dp * cp):
-                    if pins.ep in (None, ep):
-                        mesh = Mesh(pp, dp, tp, cp, ep)
+                    if pins.ep not in (None, ep):
+                        continue
+                    for mesh in orders(Mesh(pp, dp, tp, cp, ep), cluster, pins.order):
                         found += _of_mesh(mesh, cluster, options, allowed, (most, what), left_out)
     notes = [f"left out {count} x: {reason}" for reason, count in sorted(left_out.items())]
     if not all(held) and any(s.mesh.pp > 1 for s in found):
         alone = ", ".join(n for n, holds in zip(names, held, strict=True) if not holds)
         notes.append(f"no stage holds only {alone}: a pipeline stage needs a parameter")
     return found, notes
+
+
+def orders(mesh: Mesh, cluster: Cluster, pinned: str | None) -> list[Mesh]:
+    """A mesh of these degrees in every order that makes a difference on the links; the usual one
+    first. With cp above 1 there is that alone: replicas would not be at even distances."""
+    mesh, other = (replace(mesh, order=order) for order in ORDERS)
+    if mesh.pp == 1 or mesh.dp == 1:
+        return [mesh]
+    if mesh.cp > 1:
+        return [] if pinned == ORDERS[1] else [mesh]
+    if pinned is not None:
+        return [replace(mesh, order=pinned)]
+    return [mesh] if _links(mesh, cluster) == _links(other, cluster) else [mesh, other]
+
+
+def _links(mesh: Mesh, cluster: Cluster) -> list[object]:
+    """What the groups that an order moves have of the links: of stages, replicas, and parts of
+    these of every size."""
+    groups: list[object] = [group_levels(cluster.links, mesh.pp, mesh.stride("pp"))]
+    step = mesh.stride(REPLICA)
+    for size in divisors(mesh.replicas)[1:]:
+        groups.append(group_levels(cluster.links, size, step))
+        groups.append(group_levels(cluster.links, mesh.replicas // size, step * size))
+    return groups
 
 
 def _all_hold(starts: Sequence[int], held: Sequence[bool]) -> bool:
@@ -161,21 +188,28 @@ def _of_mesh(
 
 def _looped(mesh: Mesh, pins: Pins, left_out: Counter[str]) -> list[str]:
     """The schedules in which ranks have several chunks."""
-    if pins.schedule != "zero-bubble":
-        return ["interleaved"]
+    found = [pins.schedule] if pins.schedule in LOOPED else list(LOOPED)
+    if "zero-bubble" not in found:
+        return found
     reason = zero_bubble.refused(ep=mesh.ep, recomputes=pins.recompute == "full")
     if reason:
         left_out[f"zero-bubble: {reason}"] += 1
-    return [] if reason else ["zero-bubble"]
+        found.remove("zero-bubble")
+    return found
 
 
 def _sharded(mesh: Mesh, zero: int, pins: Pins, left_out: Counter[str]) -> Iterator[Mesh]:
-    """The mesh with every number of ranks that ZeRO may shard over: any divisor of the replicas."""
-    whole = zero == 0 or mesh.ep > 1 or mesh.replicas == 1
-    if pins.shard is None and whole:
+    """The mesh with every number of ranks that ZeRO may shard over: any divisor of the replicas.
+
+    With ep, whose experts are sharded over all ranks that hold them in any case, only if pinned.
+    """
+    whole = zero == 0 or mesh.replicas == 1
+    if pins.shard is None and (whole or mesh.ep > 1):
+        if not whole:
+            left_out["hybrid sharding with ep (it can be pinned)"] += 1
         yield mesh
     elif whole or mesh.replicas % (pins.shard or 1):
-        left_out[f"no groups of shard={pins.shard} ranks: ZeRO-0, ep, or too few replicas"] += 1
+        left_out[f"no groups of shard={pins.shard} ranks: ZeRO-0, or too few replicas"] += 1
     else:
         for degree in [pins.shard] if pins.shard else divisors(mesh.replicas)[1:]:
             yield replace(mesh, dp_replicate=mesh.replicas // degree)
@@ -199,6 +233,8 @@ def _chunks(
 ) -> list[int]:
     """How many chunks each pp rank may have under interleaved 1F1B or zero-bubble."""
     without = pins.schedule not in (None, *LOOPED) or pins.chunks == 1
+    # Chunks are never kept gathered.
+    without = without or (needs_resharding(pins) and pins.reshard != "all")
     if without or mesh.pp == 1 or (pins.cuts is not None and pins.chunks is None):
         return []
     if microbatches == 1:
@@ -227,6 +263,11 @@ def _zero_levels(mesh: Mesh, pins: Pins, chunks: int, left_out: Counter[str]) ->
     2 and 3 scatter or gather every part again for every micro-batch, as many times as there are
     chunks: the free search interleaves without them.
     """
+    if needs_resharding(pins) and mesh.replicas == 1:
+        left_out["reshard is pinned, and one replica has nothing to gather"] += 1
+        return ()
+    if needs_resharding(pins):
+        return (3,) if pins.zero in (None, 3) else ()
     if pins.zero is not None:
         return (pins.zero,)
     if mesh.replicas == 1:

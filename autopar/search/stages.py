@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +53,8 @@ class StageSolution:
     """`cuts[i]` to `cuts[i + 1]` are the blocks of stage i; `recompute[i]` the indexes of those
     that are recomputed whole; `partial[i]` the label of their set for those recomputed in part.
 
-    `peaks`: bytes of each stage as the tables count them.
+    `kept[i]`: those whose parameters are kept gathered (ZeRO-3); `peaks`: bytes of each stage as
+    the tables count them.
     """
 
     objective: float
@@ -61,6 +63,7 @@ class StageSolution:
     recompute: tuple[tuple[int, ...], ...]
     peaks: tuple[int, ...]
     partial: tuple[Mapping[int, str], ...] = ()
+    kept: tuple[tuple[int, ...], ...] = ()
 
 
 def solve(
@@ -83,7 +86,7 @@ def solve(
         windows = given(starts, columns.blocks)
         return _solve(columns, limit, recompute, starts, cutoff, windows)
     reach = Reach(columns, limit, least_seconds(columns, recompute))
-    for target, windows in _targets(reach, cutoff):
+    for target, windows in targets(reach, cutoff):
         found = _solve(columns, limit, recompute, None, target, windows)
         if found is not None:
             return found
@@ -99,7 +102,7 @@ def least_seconds(columns: Columns, recompute: str) -> Floats:
     return columns.kept + extra
 
 
-def _targets(reach: Reach, cutoff: float) -> Iterator[tuple[float, Windows]]:
+def targets(reach: Reach, cutoff: float) -> Iterator[tuple[float, Windows]]:
     """Rising targets up to `cutoff`, and the windows of the plans below them. A plan below a target
     is the best of all when none is below the targets before it."""
     last = reach.below(cutoff)
@@ -126,7 +129,28 @@ def _solve(
     windows: Windows,
 ) -> StageSolution | None:
     """`solve` within windows."""
-    search = _Search(columns, limit, recompute, starts, windows)
+    return refined(_Search(columns, limit, recompute, starts, windows), cutoff)
+
+
+class Refining(Protocol):
+    """Column prices of one inner search, from lower bounds to exact."""
+
+    path_seconds: float
+
+    @property
+    def table(self) -> Table: ...
+
+    def price_path(self, cuts: tuple[int, ...]) -> bool:
+        """Make the columns of a path exact; True when they were already."""
+
+    def price_promising(self, target: float) -> None:
+        """Make exact the columns that may be part of a path of less than `target` seconds."""
+
+    def solution(self, found: Partition) -> StageSolution: ...
+
+
+def refined(search: Refining, cutoff: float) -> StageSolution | None:
+    """The best path of exact columns, if it is below `cutoff` seconds."""
     best: Partition | None = None
     while True:
         found = best_partition(search.table, best.objective if best else cutoff)
@@ -270,22 +294,11 @@ class _Search:
 
     def price_promising(self, target: float) -> None:
         """Make exact the columns that may be part of a path of less than `target` seconds."""
-        table, weight = self.table, self.columns.microbatches - 1
-        slowest = smallest_maximum(table, table.seconds)
-        if not np.isfinite(slowest):
-            return
-        ahead = forward_sums(table, table.seconds)
-        behind = backward_sums(table, table.seconds)
-        before = zip(ahead[:-1], table.shifts, strict=True)
-        starts = np.stack([at_starts(a, self.band.most, shift) for a, shift in before])
-        through = starts + table.seconds + behind[1:, :, None]
-        bound = through if weight == 0 else through + weight * np.maximum(table.seconds, slowest)
-        cells = np.array(np.nonzero(~self.exact & (bound < target)))
+        cells, bound = promising(self.table, self.exact, target)
         if not cells.size:
             return
-        order = np.argsort(bound[tuple(cells)], kind="stable")[: self.batch]
+        cells = cells[:, np.argsort(bound, kind="stable")[: self.batch]]
         self.batch = min(2 * self.batch, LARGEST_BATCH)
-        cells = cells[:, order]
         stage, start, stop = self._interval(cells)
         counts = self.count_before[stop] - self.count_before[start]
         need, asked = self.need[tuple(cells)], self.thresholds[tuple(cells)]
@@ -294,7 +307,7 @@ class _Search:
             cells = cells[:, :SINGLES]
             extra = np.array([self._knapsack((int(i), int(x), int(y)))[0] for i, x, y in cells.T])
         stage, start, stop = self._interval(cells)
-        table.seconds[tuple(cells)] = self.columns.seconds[start, stop] + extra
+        self.table.seconds[tuple(cells)] = self.columns.seconds[start, stop] + extra
         self.exact[tuple(cells)] = True
 
     def _plain(self, cell: tuple[int, int, int]) -> float:
@@ -337,6 +350,23 @@ class _Search:
                 left[item] -= 1
                 found[block] = self.items.labels[item]
         return found
+
+
+def promising(table: Table, exact: NDArray[np.bool_], target: float) -> tuple[Ints, Floats]:
+    """The cells that are not `exact` and may be part of a path of less than `target` seconds, and
+    what such a path takes at least."""
+    weight = table.microbatches - 1
+    slowest = smallest_maximum(table, table.seconds)
+    if not np.isfinite(slowest):
+        return np.zeros((3, 0), np.int64), np.zeros(0)
+    ahead = forward_sums(table, table.seconds)
+    behind = backward_sums(table, table.seconds)
+    before = zip(ahead[:-1], table.shifts, strict=True)
+    starts = np.stack([at_starts(a, table.most, shift) for a, shift in before])
+    through = starts + table.seconds + behind[1:, :, None]
+    bound = through if weight == 0 else through + weight * np.maximum(table.seconds, slowest)
+    cells = np.array(np.nonzero(~exact & (bound < target)))
+    return cells, bound[tuple(cells)]
 
 
 def _kind(way: Way) -> int:

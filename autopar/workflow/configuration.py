@@ -23,6 +23,7 @@ class Configuration:
     it before a product is not kept, but gathered again in the backward, hidden behind the products.
     `exchanges_parts`: see `autopar.workflow.exchanged_parts`.
     `by_parameters`: stages are cut by parameters instead of layers (`cut_by_parameters`).
+    `reshards`: ZeRO-3 gathers parameters again for each backward, and does not keep them.
     `host_layer_seconds`: what the host needs to issue one pass of a layer; the device waits for it.
     """
 
@@ -41,6 +42,7 @@ class Configuration:
     regathers: bool = False
     exchanges_parts: bool = False
     by_parameters: bool = False
+    reshards: bool = True
     host_layer_seconds: float = 0.0
     practice: Practice = field(default_factory=Practice)
 

@@ -15,7 +15,7 @@ from autopar.cost.optimizer import OPTIMIZERS
 from autopar.cost.setting import EVALUATED_PRECISION
 from autopar.errors import UsageError
 from autopar.interleaving import LOOPED
-from autopar.mesh import Mesh
+from autopar.mesh import ORDERS, Mesh
 from autopar.plan_document import SCHEDULES
 from autopar.workflow.configuration import RECOMPUTE, Configuration
 
@@ -23,8 +23,10 @@ NUMBERS = ("tp", "pp", "dp", "cp", "ep", "shard", "vp", "microbatch", "microbatc
 WORDS = {
     "zero": ("0", "1", "2", "3"),
     "sp": ("0", "1"),
+    "order": ORDERS,
     "schedule": SCHEDULES,
     "recompute": RECOMPUTE,
+    "reshard": ("all", "none"),
     "precision": tuple(EVALUATED_PRECISION),
     "optimizer": tuple(OPTIMIZERS),
 }
@@ -47,7 +49,13 @@ def configuration_from_pins(
             "`autopar plan` choose",
         )
     number = {name: int(pins[name]) for name in NUMBERS if name in pins}
-    mesh = _sharded(_mesh(number, cluster), number.get("shard"), int(pins["zero"]))
+    mesh = replace(_mesh(number, cluster), order=pins.get("order", ORDERS[0]))
+    if mesh.stages_inside and mesh.cp > 1:
+        raise UsageError(
+            f"order={mesh.order} with cp={mesh.cp}: replicas would not be at even distances",
+            next_step=f"use order={ORDERS[0]}, or cp=1",
+        )
+    mesh = _sharded(mesh, number.get("shard"), int(pins["zero"]))
     microbatch = number["microbatch"]
     count, rest = divmod(global_batch, mesh.dp * microbatch)
     if rest or number.get("microbatches", count) != count or not count:
@@ -66,6 +74,7 @@ def configuration_from_pins(
         )
     if schedule == "zero-bubble":
         _check_zero_bubble(int(pins["zero"]), mesh.ep, pins["recompute"])
+    _check_reshard(pins, mesh, chunks)
     return Configuration(
         cluster,
         mesh,
@@ -79,7 +88,24 @@ def configuration_from_pins(
         pins.get("optimizer", "adamw"),
         pins["recompute"],
         {"0": False, "1": True}.get(pins.get("sp", "")),
+        reshards=pins.get("reshard") != "none",
     )
+
+
+def _check_reshard(pins: dict[str, str], mesh: Mesh, chunks: int) -> None:
+    """Parameters are gathered block by block, and not chunk by chunk where they shall be kept."""
+    if "reshard" not in pins:
+        return
+    if int(pins["zero"]) != 3 or mesh.replicas == 1:
+        raise UsageError(
+            f"reshard={pins['reshard']} with zero={pins['zero']} on {mesh.replicas} replicas",
+            next_step="only zero=3 over 2 or more reshards blocks after their forward",
+        )
+    if pins["reshard"] == "none" and chunks > 1:
+        raise UsageError(
+            f"reshard=none with {chunks} chunks, whose blocks are all resharded",
+            next_step="use vp=1, or reshard=all",
+        )
 
 
 def _mesh(number: dict[str, int], cluster: Cluster) -> Mesh:

@@ -116,7 +116,9 @@ def read_row(row: Row) -> RowConfiguration:
 
 
 def _mesh(row: Row) -> Mesh:
-    mesh = Mesh(*(max(1, whole_number(row, a, 1)) for a in ("pp", "dp", "tp", "cp", "ep")))
+    axes = ("pp", "dp", "tp", "cp", "ep")
+    degrees: dict[str, Any] = {a: max(1, whole_number(row, a, 1)) for a in axes}
+    mesh = Mesh(**degrees)
     # Not stated: Megatron's experts are split over tp as all else is.
     if _experts(row) and whole_number(row, "etp", mesh.tp) != mesh.tp:
         raise InexpressibleError("experts over ep and tp ranks together (etp is not tp)")

@@ -28,7 +28,7 @@ def dry_memory(model: nn.Module, program: Program, plan: Plan, stage: int) -> Pe
     Every op runs on the CPU's kernels' shapes, the optimizer as on an accelerator (foreach). No
     process group may exist. Takes about a second for a layer and micro-batch.
     """
-    with dry_run(stage * plan.mesh.stride("pp"), plan.mesh.size) as shapes_only:
+    with dry_run(plan.mesh.rank(pp=stage), plan.mesh.size) as shapes_only:
         ranks = Ranks.create(plan.mesh)
         parts = rewrite_for(program, plan).stages
         groups = ranks.group_names()

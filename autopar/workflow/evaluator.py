@@ -93,6 +93,8 @@ class Evaluator:
         cuts = cut_evenly(names, ends, parts, full)
         if configuration.by_parameters:
             cuts = cut_by_parameters(names, [b.parameters for b in blocks], ends, parts, full)
+        if not configuration.reshards:
+            cuts = tuple(replace(stage, keep_gathered=stage.blocks) for stage in cuts)
         setting = configuration.setting
         evaluation = evaluate_setting(setting, cuts, blocks)
         flops = sum(b.flops for b in blocks) * mesh.tp / configuration.microbatch

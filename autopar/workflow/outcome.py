@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autopar.block_cost import ChainCost
 from autopar.cluster import Cluster
+from autopar.cost.block_moment import gathered_bytes
+from autopar.cost.evaluate import evaluate
+from autopar.cost.expert_copies import expert_copies_seconds
+from autopar.cost.fullest_moment import rooted
 from autopar.cost.setting import PRECISION
-from autopar.mesh import Mesh
+from autopar.mesh import EP, Mesh
 from autopar.plan_document import Plan
 from autopar.program import Program
 from autopar.search.result import Choice, SearchResult
@@ -21,12 +25,14 @@ NOTES_SHOWN = 40
 class Explanation:
     """What is found out about a chosen plan alone. `confirmed`: how many placement problems a
     second solver found the same optimum for. `experts`: of a layer, where ep splits them;
-    `hidden`: the part of the seconds of their exchange that compute hides."""
+    `hidden`: the part of the seconds of their exchange that compute hides; `copies`: seconds of a
+    step in which copies of experts add up their gradients, on the rank where it takes longest."""
 
     formula: ActivationFormula | None = None
     confirmed: int = 0
     experts: int = 0
     hidden: float = 0.0
+    copies: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,19 @@ def hidden_part(chain: ChainCost) -> float:
     hidden = sum(b.hidden_ep for b in chain.blocks)
     exposed = sum(b.forward_ep + b.backward_ep for b in chain.blocks)
     return hidden / (hidden + exposed) if hidden else 0.0
+
+
+def copies_part(choice: Choice) -> float:
+    """Seconds in which copies of experts add up their gradients, were every spare slot one: of the
+    rank where it takes longest."""
+    costs, ranks = {b.name: b for b in choice.chain.blocks}, [0.0] * choice.mesh.pp
+    for index, stage in enumerate(choice.stages):
+        ranks[index % len(ranks)] += sum(
+            expert_copies_seconds(costs[name], choice.setting, axis)
+            for name in stage.blocks
+            for axis in ("tp", EP)
+        )
+    return max(ranks)
 
 
 def build_plan(
@@ -133,6 +152,8 @@ def _explained(predictions: dict[str, Any], more: Explanation) -> dict[str, Any]
         predictions["experts"] = more.experts
     if more.hidden:
         predictions["experts_hidden"] = more.hidden
+    if more.copies:
+        predictions["copies_seconds"] = more.copies
     predictions["search"]["placements_confirmed"] = more.confirmed
     return predictions
 
@@ -163,12 +184,31 @@ def _predictions(
         "time_breakdown": result.time_breakdown,
         "stage_seconds": stage_seconds(choice.chain, choice),
         "reruns": _reruns(choice),
+        **kept_gathered(choice),
         **{
             name: [{**o, "mesh": _text(o["mesh"])} if "mesh" in o else o for o in found]
             for name, found in others.items()
         },
         "search": search,
     }
+
+
+def kept_gathered(choice: Choice) -> dict[str, dict[str, float]]:
+    """What keeping blocks of ZeRO-3 gathered costs and saves: `bytes` of a rank of the stage that
+    keeps the most, `seconds` of the step, beside the same plan with all of them resharded."""
+    if not choice.keep_label:
+        return {}
+    priced = {b.name: b for b in choice.chain.blocks}
+    held = []
+    for stage in choice.stages:
+        groups = rooted([priced[name] for name in stage.blocks])
+        mine = (priced[name] for name in stage.keep_gathered)
+        held.append(sum(gathered_bytes(b, choice.setting, rooted=groups) for b in mine))
+    stages = tuple(replace(stage, keep_gathered=()) for stage in choice.stages)
+    plain = replace(choice, stages=stages)
+    seconds = evaluate(plain, choice.chain.blocks, choice.setting.cluster).step_seconds
+    found = {"bytes": max(held), "seconds": seconds - choice.step_seconds}
+    return {"kept_gathered": found}
 
 
 def _reruns(choice: Choice) -> dict[str, dict[str, dict[str, float]]]:
@@ -189,7 +229,7 @@ def _reruns(choice: Choice) -> dict[str, dict[str, dict[str, float]]]:
     return found
 
 
-def _text(mesh: dict[str, int]) -> str:
+def _text(mesh: dict[str, Any]) -> str:
     return str(Mesh(**mesh))
 
 

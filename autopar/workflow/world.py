@@ -12,7 +12,7 @@ import torch
 from autopar import errors
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError, PlanError, UsageError
-from autopar.mesh import AXES, REPLICATE, SHARD
+from autopar.mesh import AXES, ORDERS, REPLICATE, SHARD
 from autopar.plan_document import Plan
 from autopar.search.options import Pins, parse_pins
 
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
     from autopar.runtime.ranks import Ranks
 
-_FROM_OUTERMOST = ("pp", "dp", REPLICATE, SHARD, "cp", "tp")
+_FROM_OUTERMOST = {
+    ORDERS[0]: ("pp", "dp", REPLICATE, SHARD, "cp", "tp"),
+    ORDERS[1]: ("dp", REPLICATE, SHARD, "pp", "cp", "tp"),
+}
 
 
 def world_size() -> int:
@@ -84,7 +87,7 @@ def _pinned(mesh: DeviceMesh, pins: Pins) -> Pins:
             next_step="name its dims pp, dp, cp and tp (any of them, or dp_replicate and "
             "dp_shard instead of dp): they pin those degrees",
         )
-    _check_ranks(mesh, names)
+    order = _order(mesh, names, pins)
     told = {**{axis: degrees.get(axis, 1) for axis in AXES}, **sharding}
     for name, degree in told.items():
         if getattr(pins, name) not in (None, degree):
@@ -101,19 +104,36 @@ def _pinned(mesh: DeviceMesh, pins: Pins) -> Pins:
         tp=told["tp"],
         zero=told.get("zero", pins.zero),
         shard=told.get("shard", pins.shard),
+        order=order,
     )
 
 
-def _check_ranks(mesh: DeviceMesh, names: Sequence[str]) -> None:
-    """Ranks lie where plans lay them: neighbours are of the innermost axis."""
-    right = sorted(names, key=_FROM_OUTERMOST.index)
-    ranks = mesh.mesh.permute([names.index(name) for name in right]).flatten().tolist()
-    if ranks != list(range(len(ranks))):
-        raise UsageError(
-            f"DeviceMesh dims {tuple(names)} lay ranks out as {mesh.mesh.tolist()}: plans have "
-            f"neighbouring ranks in {right[-1]}",
-            next_step=f"init_device_mesh with mesh_dim_names={tuple(right)}, in that order",
+def _order(mesh: DeviceMesh, names: Sequence[str], pins: Pins) -> str | None:
+    """How plans lay out the ranks that the mesh has: neighbours are of the innermost axis. Without
+    stages or replicas there is one way only, and the pins stay as they are."""
+    laid = {order: _FROM_OUTERMOST[order] for order in (pins.order or ORDERS[0], *ORDERS)}
+    for order, axes in laid.items():
+        right = [name for name in axes if name in names]
+        ranks = mesh.mesh.permute([names.index(name) for name in right]).flatten().tolist()
+        if ranks != list(range(len(ranks))):
+            continue
+        if pins.order not in (None, order):
+            raise UsageError(
+                f"the pins say order={pins.order}, the DeviceMesh with dims {tuple(names)} lays "
+                f"ranks out as order={order}",
+                next_step="leave it out of the pins, or change the mesh",
+            )
+        sizes = dict(zip(names, mesh.shape, strict=True))
+        several = sizes.get("pp", 1) > 1 and any(
+            sizes.get(name, 1) > 1 for name in ("dp", REPLICATE, SHARD)
         )
+        return order if several else pins.order
+    right = [name for name in laid[ORDERS[0]] if name in names]
+    raise UsageError(
+        f"DeviceMesh dims {tuple(names)} lay ranks out as {mesh.mesh.tolist()}: plans have "
+        f"neighbouring ranks in {right[-1]}",
+        next_step=f"init_device_mesh with mesh_dim_names={tuple(right)}, in that order",
+    )
 
 
 def _whole_dp(degrees: Mapping[str, int]) -> tuple[Mapping[str, int], Mapping[str, int]]:

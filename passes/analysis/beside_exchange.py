@@ -13,13 +13,14 @@ is queued before the host waits for these numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from torch import fx
 
 from autopar.experts import BESIDE, EXCHANGED, QUEUED, WAY_BACK, WAY_THERE
+from autopar.experts.operands import is_expert_call
 from autopar.op_call import STATIC, op_call
 from autopar.passes.analysis.aliases import memory_roots, written
 from autopar.passes.analysis.flops import forward_flops
@@ -28,6 +29,9 @@ from autopar.passes.analysis.random_ops import draws
 # Of a node beside an exchange: the fewest seconds (forward, backward) that it takes however it is
 # placed. That does not depend on a choice of placements, so prices of ops stay a sum.
 LEAST = "least_seconds"
+# Of a product that surely runs beside an exchange over the axis that is placed: the name of the
+# call, and its fewest seconds.
+SURELY = "surely_beside"
 
 
 class Hiding(NamedTuple):
@@ -102,6 +106,33 @@ def beside(graph: fx.Graph, call: fx.Node, *ways: str) -> list[fx.Node]:
     return [n for n in graph.nodes if n.meta.get(BESIDE) in marks]
 
 
+def surely_beside(graph: fx.Graph) -> dict[fx.Node, str]:
+    """Products that run beside a call of experts wherever placements put collectives, should its
+    rows come to travel over the axis that is placed: the name of the call.
+
+    They are the first on their paths: a collective before them runs before the exchange, and one
+    behind them after it, as `mark_beside` has it. The others may come after such a collective.
+    """
+    calls = [n for n in graph.nodes if is_expert_call(n)]
+    found: dict[fx.Node, str] = {}
+    for call in calls:
+        if getattr(call.target, "_opname", "") == EXCHANGED:
+            continue
+        apart = independent(graph, call)
+        others = _around(apart, set(calls))
+        free = [n for n in apart if n not in others and n not in found]
+        if any(draws(n) or written(n) for n in free) or _reads_what_changes(graph, free):
+            continue
+        behind: set[fx.Node] = set()
+        for node in free:
+            if behind.intersection(node.all_input_nodes):
+                behind.add(node)
+            elif forward_flops(node, op_call(node, STATIC)):
+                behind.add(node)
+                found[node] = call.name
+    return found
+
+
 def hiding(call: fx.Node, least: Callable[[fx.Node], tuple[float, float]]) -> Hiding:
     """What an exchange hides behind; `least` tells seconds, forward and backward, of a node."""
 
@@ -111,6 +142,17 @@ def hiding(call: fx.Node, least: Callable[[fx.Node], tuple[float, float]]) -> Hi
 
     there, back = seconds(QUEUED, WAY_THERE), seconds(WAY_BACK)
     return Hiding(there[0], back[0], there[1], back[1])
+
+
+def sure_hiding(call: fx.Node, some: Container[fx.Node] | None = None) -> Hiding:
+    """What an exchange over the axis that is placed surely hides behind (of `some` nodes alone), as
+    annotated; on which of both ways is not known."""
+    least = [
+        n.meta[SURELY][1]
+        for n in call.graph.nodes
+        if n.meta.get(SURELY, ("",))[0] == call.name and (some is None or n in some)
+    ]
+    return Hiding(sum(f for f, _ in least), 0.0, sum(b for _, b in least), 0.0)
 
 
 def known_least(node: fx.Node) -> tuple[float, float]:

@@ -38,6 +38,7 @@ class _Held(NamedTuple):
     tied: tuple[Tied, ...]
     shapes: tuple[tuple[int, ...], ...]
     experts: Experts
+    spare_over_tp: int
 
 
 def _room(
@@ -57,7 +58,7 @@ def _held(
     tied: Mapping[str, str],
     room: Mapping[fx.Node, int],
 ) -> _Held:
-    parameters = trainable = late = largest = 0
+    parameters = trainable = late = largest = over_tp = 0
     shared: dict[str, Tied] = {}
     shapes: list[tuple[int, ...]] = []
     experts = Experts()
@@ -75,9 +76,13 @@ def _held(
         shapes += own
         trainable += trained
         largest = max(largest, trained)
+        spare = room.get(node, 0) if trained else 0
         if node.meta.get(EP):
             shaped = experts.shapes + own
-            experts = Experts(experts.parameters + count, experts.trainable + trained, shaped)
+            sums = experts.parameters + count, experts.trainable + trained
+            experts = Experts(*sums, shaped, experts.spare + spare)
+        else:
+            over_tp += spare
         if slot.name in tied:
             group = tied[slot.name]
             known = shared.get(group, Tied(group, 0, 0))
@@ -87,7 +92,8 @@ def _held(
         if node.meta["placement"].gradient_is_partial:
             late += count * node.meta["val"].element_size()
     held = tuple(shared.values())
-    return _Held(parameters, trainable, largest, late, held, tuple(sorted(shapes)), experts)
+    shaped = tuple(sorted(shapes))
+    return _Held(parameters, trainable, largest, late, held, shaped, experts, over_tp)
 
 
 def block_cost(
@@ -123,7 +129,7 @@ def block_cost(
         backward_cp=sum(p.backward_seconds for p in on_cp),
         forward_ep=sum(p.forward_seconds for p in on_ep),
         backward_ep=sum(p.backward_seconds for p in on_ep),
-        hidden_ep=sum(p.hidden for p in found),
+        hidden_ep=sum(p.hidden for p in found if p.axis == EP),
         flops=sum(p.forward_flops + p.backward_flops for p in ops),
         parameters=held.parameters,
         trainable=held.trainable,
@@ -144,5 +150,6 @@ def block_cost(
         tied=held.tied,
         shapes=held.shapes,
         experts=held.experts,
+        spare_over_tp=held.spare_over_tp,
         partial=recompute_frontier(graph, slots, axis, memory.reduced_transient),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from torch import fx
 
@@ -12,8 +12,17 @@ from autopar.cost.experts import ExchangeTime, exchange_seconds
 from autopar.cost.step import exposed_on
 from autopar.experts import BESIDE, EXCHANGED, EXPERTS
 from autopar.mesh import EP
-from autopar.op_call import OpCall
-from autopar.passes.analysis.beside_exchange import LEAST, Hiding, exchanges, hiding
+from autopar.op_call import STATIC, OpCall, op_call
+from autopar.passes.analysis.beside_exchange import (
+    LEAST,
+    SURELY,
+    Hiding,
+    exchanges,
+    hiding,
+    known_least,
+    sure_hiding,
+    surely_beside,
+)
 from autopar.passes.analysis.candidates import Candidates
 
 NOTHING = Hiding()
@@ -37,14 +46,21 @@ def expert_moves(call: OpCall, axis: Axis) -> ExchangeTime:
 
 
 def exposed_moves(call: OpCall, axis: Axis, behind: Hiding = NOTHING) -> tuple[float, float]:
-    """`expert_moves`, forward and backward, as far as they are not hidden.
+    """`expert_moves`, forward and backward, as far as they are not hidden, where the framework
+    overlaps at all.
 
-    Only between replicas, and where the framework overlaps at all: collectives of the axis that is
-    placed would wait for an exchange on it, so that nothing is counted on there.
+    Over the axis that is placed, collectives decide what runs beside which way: as much is hidden
+    as would be if all of it ran beside the shorter one.
     """
     moves, device = expert_moves(call, axis), axis.cluster.device
-    if not over_replicas(call) or not device.overlap_experts:
+    if not device.overlap_experts:
         return moves.forward, moves.backward
+    if not over_replicas(call):
+        needed = (moves.there, moves.back), (moves.gradient_there, moves.gradient_back)
+        total = behind.there + behind.back, behind.gradient_there + behind.gradient_back
+        hidden = [min(h, *ways) for h, ways in zip(total, needed, strict=True)]
+        seen = [sum(w) - h + exposed_on(h, h, device) for w, h in zip(needed, hidden, strict=True)]
+        return seen[0], seen[1]
     there, back, gradient_there, gradient_back = (
         exposed_on(needed, hidden, device) for needed, hidden in zip(moves, behind, strict=True)
     )
@@ -52,9 +68,30 @@ def exposed_moves(call: OpCall, axis: Axis, behind: Hiding = NOTHING) -> tuple[f
 
 
 def hidings(graph: fx.GraphModule, found: Candidates, device: Device) -> Mapping[str, Hiding]:
-    """What each exchange of a static block graph hides behind, by the name of its node."""
+    """What each exchange of a static block graph hides behind, by the name of its node; of experts
+    that are not split over replicas, what it would be over the axis that is placed."""
     least = _least(found, device)
-    return {call.name: hiding(call, least) for call in exchanges(graph.graph)}
+    hidden = {call.name: hiding(call, least) for call in exchanges(graph.graph)}
+    for node, call in surely_beside(graph.graph).items():
+        forward, backward = least(node)
+        known = hidden.get(call, NOTHING)
+        sums = known.there + forward, known.gradient_there + backward
+        hidden[call] = Hiding(sums[0], 0.0, sums[1], 0.0)
+    return hidden
+
+
+def annotate_surely(graph: fx.GraphModule, found: Candidates, device: Device) -> None:
+    """Write on a block graph what `hidings` counts for exchanges over the axis that is placed."""
+    least = _least(found, device)
+    for node, call in surely_beside(graph.graph).items():
+        node.meta[SURELY] = call, least(node)
+
+
+def known_hiding(call: fx.Node, some: Container[fx.Node] | None = None) -> Hiding:
+    """What an exchange hides behind (of `some` nodes alone), as annotated."""
+    if not over_replicas(op_call(call, STATIC)):
+        return sure_hiding(call, some)
+    return hiding(call, lambda n: known_least(n) if some is None or n in some else (0.0, 0.0))
 
 
 def annotate_least(graph: fx.GraphModule, found: Candidates, device: Device) -> None:

@@ -25,8 +25,7 @@ from autopar.block_cost import PartialRecompute
 from autopar.experts import EXCHANGED
 from autopar.op_call import STATIC, op_call
 from autopar.parts import Slot
-from autopar.passes.analysis.beside_exchange import hiding, known_least
-from autopar.passes.analysis.expert_moves import exposed_moves
+from autopar.passes.analysis.expert_moves import exposed_moves, known_hiding
 from autopar.passes.analysis.kept_values import KeptValues, kept_values
 from autopar.passes.analysis.roofline import COMMUNICATION, roofline
 from autopar.program import outputs_of
@@ -87,7 +86,7 @@ def again_prices(
         compute, comm = found[node.name]
         if getattr(node.target, "_opname", "") != EXCHANGED:
             return compute, comm
-        hidden = hiding(node, lambda n: known_least(n) if n in together else (0.0, 0.0))
+        hidden = known_hiding(node, together)
         return compute, exposed_moves(op_call(node, STATIC), axis, hidden)[0]
 
     return prices

@@ -13,8 +13,12 @@ from autopar.cost.op_cost import OpCost, is_view, op_cost
 from autopar.experts import EXCHANGED
 from autopar.mesh import EP
 from autopar.op_call import STATIC, op_call
-from autopar.passes.analysis.beside_exchange import hiding, known_least
-from autopar.passes.analysis.expert_moves import expert_moves, exposed_moves, over_replicas
+from autopar.passes.analysis.expert_moves import (
+    expert_moves,
+    exposed_moves,
+    known_hiding,
+    over_replicas,
+)
 from autopar.passes.analysis.flops import forward_flops
 from autopar.passes.analysis.sequence_moves import sequence_moves
 from autopar.program import module_path, tensors_of
@@ -55,8 +59,7 @@ def roofline(graph: fx.GraphModule, axis: Axis) -> list[OpPrice]:
         cost = op_cost(call, forward_flops(node, call), axis.cluster.device)
         prices.append(OpPrice(node.name, call.op_name, call.path, cost, is_view(call)))
         if call.op_name == EXCHANGED:
-            behind = hiding(node, known_least)
-            seconds = exposed_moves(call, axis, behind)
+            seconds = exposed_moves(call, axis, known_hiding(node))
             cost = OpCost(*seconds, 0.0, 0.0, 0.0, COMMUNICATION)
             over = EP if over_replicas(call) else ""
             hidden = sum(expert_moves(call, axis)) - sum(seconds)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.block_cost import BlockCost, Tied
+from autopar.block_cost import BlockCost, Experts, Tied
 from autopar.cluster import Cluster, Device, Link
 from autopar.cost import step
 from autopar.cost.setting import Practice, Setting
@@ -93,6 +93,15 @@ def hybrid(zero, m=4, per_node=0):
     links = (Link("n", 4, 1e9, 1e-6), Link("l", 8, 1e9, 1e-6)) if per_node else found.cluster.links
     cluster = replace(found.cluster, links=links)
     return replace(found, cluster=cluster, mesh=Mesh(1, 8, 1, dp_replicate=2))
+
+
+def test_experts_that_ep_splits_have_no_copies():
+    found = hybrid(1)
+    found = replace(found, mesh=replace(found.mesh, ep=2))
+    block = replace(BLOCK, experts=Experts(600, 600))
+    assert step.copies_seconds(block, found) == step.copies_seconds(
+        replace(BLOCK, trainable=400), found
+    )
 
 
 def test_hybrid_sharding_sums_a_quarter_over_the_copies_in_the_last_backward():

@@ -99,6 +99,23 @@ def test_hybrid_shards_beside_other_axes_equal_one_device() -> None:
         assert verdict.parameter_error < 1e-3
 
 
+def test_replicas_outside_stages_equal_one_device() -> None:
+    order = "order=tp-cp-pp-dp"
+    four = {
+        "zero1": f"{order},tp=1,pp=2,dp=2,zero=1,microbatches=2",
+        "zero3": f"{order},tp=1,pp=2,dp=2,zero=3,microbatches=2,recompute=full",
+        "two chunks": f"{order},tp=1,pp=2,dp=2,zero=0,microbatches=2,chunks=2",
+    }
+    eight = {
+        "tp2": f"{order},tp=2,pp=2,dp=2,zero=3,microbatches=2,weights=split,boundary=S(1)",
+        "shard2": f"{order},tp=1,pp=2,dp=4,shard=2,zero=2,microbatches=2",
+    }
+    verdicts = _run("gpt2", {4: four, 8: eight}, steps=3)
+    assert_equal(verdicts)
+    for verdict in verdicts.values():
+        assert verdict.parameter_error < 1e-3
+
+
 def test_ten_adamw_steps_stay_together() -> None:
     names = ("tp2 pp2", "dp2 tp2 zero3", "dp2 pp2 zero1", "dp2 pp2 zero-bubble zero1")
     verdicts = _run("gpt2", {4: {n: FOUR_RANKS[n] for n in names}}, steps=10)

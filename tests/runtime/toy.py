@@ -205,7 +205,9 @@ def make_plan(
     precision: str = "fp32",
     recompute: bool = False,
     chunks: int = 1,
+    kept: tuple[str, ...] = (),
 ) -> Plan:
+    """`kept`: blocks whose parameters ZeRO-3 keeps gathered."""
     names = ["embed", *(f"layer{i}" for i in range(LAYERS)), "head"]
     size = -(-len(names) // (mesh.pp * chunks))
     cuts = [tuple(names[i : i + size]) for i in range(0, len(names), size)]
@@ -226,7 +228,9 @@ def make_plan(
         precision=precision,
         optimizer="adamw",
         boundary="R",
-        stages=tuple(StagePlan(cut, cut if recompute else ()) for cut in cuts),
+        stages=tuple(
+            StagePlan(c, c if recompute else (), {}, tuple(n for n in c if n in kept)) for c in cuts
+        ),
         placements={},
         kinds={},
         sizes={},

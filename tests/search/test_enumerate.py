@@ -14,6 +14,7 @@ from autopar.search.bounds import bound
 from autopar.search.chain import Chain
 from autopar.search.enumerate import legal_settings, search
 from autopar.search.options import SearchOptions, parse_pins
+from autopar.search.reshard_pin import kept_gathered
 from autopar.search.result import SearchResult
 from tests.search.synthetic import Provider, cluster
 
@@ -27,11 +28,13 @@ def try_everything(provider: Provider, options: SearchOptions) -> float | None:
     for setting in legal_settings(provider, provider.on, options)[0]:
         for known in provider.alternatives(setting.mesh.tp, setting.microbatch):
             cost = known.price()
-            found = solve_stages(Chain(cost.blocks), setting, limit, "auto", None)
+            kept = kept_gathered(options.pins, provider.block_names)
+            found = solve_stages(Chain(cost.blocks), setting, limit, "auto", None, kept=kept)
             if found is not None:
-                assert bound(Chain(cost.blocks), setting).seconds <= found.objective * (1 + 1e-12)
+                least = bound(Chain(cost.blocks), setting, keeps_within=limit)
+                assert least.seconds <= found.objective * (1 + 1e-12)
                 assert bound(Chain(cost.blocks), setting).peak <= max(found.peaks)
-                sketch = bound(Chain(known.least.blocks), setting, sums=True)
+                sketch = bound(Chain(known.least.blocks), setting, sums=True, keeps_within=limit)
                 assert sketch.seconds <= found.objective * (1 + 1e-12)
                 if best is None or found.objective < best:
                     best = found.objective

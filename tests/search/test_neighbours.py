@@ -23,6 +23,7 @@ PINS = {
     "micro-batch of": "microbatch={}",
     "no recomputation": "recompute=none",
     "full recomputation": "recompute=full",
+    "all blocks resharded": "reshard=all",
     "schedule": "schedule={}",
     "no sequence parallelism": "boundary=R",
     "sequence parallelism": "boundary=S(1)",
@@ -64,7 +65,10 @@ def test_a_neighbour_is_the_best_plan_with_its_decision(ranks, width, gib):
         )
         if other.zero and other.mesh.replicas > 1:
             pins += f",shard={other.mesh.dp_shard}"
-        if found.change != "schedule interleaved":
+        if other.keep_label:
+            pins += ",reshard=auto"
+        # A plan without chunks is held against the best number of them.
+        if not (found.change.startswith("schedule") and other.chunks > best.chunks == 1):
             pins += f",chunks={other.chunks}"
         if "recomputation" in found.change:
             pins += f",recompute={other.recompute_label}"

@@ -6,6 +6,7 @@ import pytest
 
 from autopar.errors import UsageError
 from autopar.search.options import Pins, SearchOptions, check_pins, parse_pins, stage_starts
+from autopar.search.reshard_pin import kept_gathered
 from tests.search.synthetic import cluster
 
 NAMES = ("embed", "layers.0", "layers.1", "layers.2", "head")
@@ -22,6 +23,27 @@ def test_reads_every_pin():
     assert parse_pins("") == Pins()
     assert parse_pins(" tp = 4 , ") == Pins(tp=4)
     assert parse_pins("dp=8,shard=4") == Pins(dp=8, shard=4)
+    for value in ("all", "none", "auto"):
+        assert parse_pins(f"reshard={value}") == Pins(reshard=value)
+    some = parse_pins("zero=3,reshard=layers.0+head")
+    assert some.reshard == ("layers.0", "head") and parse_pins(str(some)) == some
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("", None),
+        ("reshard=auto", None),
+        ("zero=3,reshard=auto", None),
+        ("zero=3", ()),
+        ("reshard=all", ()),
+        ("reshard=none", NAMES),
+        ("reshard=layers.0+head", ("embed", "layers.1", "layers.2")),
+    ],
+)
+def test_which_blocks_are_kept_gathered(text, kept):
+    found = kept_gathered(parse_pins(text), NAMES)
+    assert found == (None if kept is None else set(kept))
 
 
 @pytest.mark.parametrize(
@@ -60,6 +82,10 @@ def test_refuses_unreadable_pins(text, words):
         ("shard=2,zero=0", "shard=2 with zero=0"),
         ("dp=4,shard=3,zero=1", "shard=3 does not divide dp x cp = 4 x 1"),
         ("cuts=layer.1", "did you mean layers.1"),
+        ("reshard=layer.1", "did you mean layers.1"),
+        ("reshard=none,zero=2", "only ZeRO-3 reshards"),
+        ("reshard=all,dp=1", "nothing to shard over"),
+        ("reshard=head,schedule=interleaved", "all resharded"),
         ("cuts=layers.2+layers.1", "not in the order"),
         ("cuts=layers.1,pp=4", "pp=4, but the cuts make 2 stages"),
     ],

@@ -49,12 +49,12 @@ def test_a_bound_of_all_is_below_each_and_what_is_dominated_is_no_better(
     provider = Provider(on, layers=4, width=width, tied=tied)
     chain = Chain(provider.blocks(1, 1, split=False))
     among = hybrids(on, zero, pp=pp, chunks=chunks, microbatches=microbatches)
-    together = bound(chain, among[0], among=among)
     limit = int(gib * GIB)
+    together = bound(chain, among[0], among=among, keeps_within=limit)
     found = [solve_stages(chain, s, limit, "auto", None) for s in among]
     best = min((f.objective for f in found if f), default=float("inf"))
     for setting, solved in zip(among, found, strict=True):
-        alone = bound(chain, setting)
+        alone = bound(chain, setting, keeps_within=limit)
         assert together.seconds <= alone.seconds and together.peak <= alone.peak
         if solved is not None:
             assert alone.seconds <= solved.objective * (1 + 1e-12)

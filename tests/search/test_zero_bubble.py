@@ -14,6 +14,7 @@ from autopar.cost.setting import Setting
 from autopar.errors import UsageError
 from autopar.interleaving import refused
 from autopar.mesh import Mesh
+from autopar.search.best_first import TIE
 from autopar.search.bounds import bound, cut_seconds
 from autopar.search.chain import Chain
 from autopar.search.enumerate import search
@@ -21,6 +22,7 @@ from autopar.search.options import SearchOptions, parse_pins
 from autopar.search.zero_bubble import least_peak, solve
 from autopar.search.zero_bubble.phases import half_phases
 from tests.search import synthetic
+from tests.search.test_enumerate import try_everything
 from tests.search.test_interleaved import evaluated, sizes_of
 from tests.search.test_stages import NUMBERS, block, cluster, ties
 
@@ -118,25 +120,37 @@ def test_equals_brute_force(
     assert solve(chain, setting, limit, recompute="full") is None
 
 
+def halves(rank, pp, microbatches, chunks):
+    """(chunk, kind, first of its chunk) of every half, and [3 x chunks] what is alive before its
+    backward, between the halves, and has gradients."""
+    live, delayed, done = (np.zeros(chunks, np.int64) for _ in range(3))
+    for action in actions("zero-bubble", pp, microbatches, chunks)[rank]:
+        c = action.chunk
+        if action.kind == "F":
+            live[c] += 1
+            continue
+        first = bool(done[c] == 0)
+        yield (c, action.kind, first), np.concatenate([live - delayed, delayed, done > 0])
+        if action.kind == "I":
+            delayed[c] += 1
+        else:
+            live[c], delayed[c], done[c] = live[c] - 1, delayed[c] - 1, done[c] + 1
+
+
 @pytest.mark.parametrize(("pp", "microbatches", "chunks"), [(2, 6, 2), (3, 12, 3), (4, 20, 2)])
 def test_no_half_is_fuller_than_those_that_are_looked_at(pp, microbatches, chunks):
+    """With whatever bytes a micro-batch has in each chunk."""
+    random = np.random.default_rng(0)
+    weights = random.exponential(size=(200, 3 * chunks)) * random.integers(0, 2, (200, 3 * chunks))
     for rank, kept in enumerate(half_phases(pp, microbatches, chunks)):
-        live, delayed, done = ([0] * chunks for _ in range(3))
-        for action in actions("zero-bubble", pp, microbatches, chunks)[rank]:
-            c = action.chunk
-            if action.kind == "F":
-                live[c] += 1
-                continue
-            same = (kept.chunk == c) & (kept.second == (action.kind == "W"))
-            same &= kept.first == (done[c] == 0)
-            more = (kept.live - kept.delayed >= np.subtract(live, delayed)).all(axis=1)
-            more &= (kept.delayed >= delayed).all(axis=1)
-            more &= (kept.before >= (np.array(done) > 0)).all(axis=1)
-            assert (same & more).any(), action
-            if action.kind == "I":
-                delayed[c] += 1
-            else:
-                live[c], delayed[c], done[c] = live[c] - 1, delayed[c] - 1, done[c] + 1
+        rows = np.concatenate([kept.live - kept.delayed, kept.delayed, kept.before], axis=1)
+        bytes_of: dict[tuple[int, str, bool], list[np.ndarray]] = {}
+        for sort, row in halves(rank, pp, microbatches, chunks):
+            bytes_of.setdefault(sort, []).append(weights @ row)
+        for (chunk, kind, first), found in bytes_of.items():
+            mine = (kept.chunk == chunk) & (kept.second == (kind == "W")) & (kept.first == first)
+            expected = np.max(found, axis=0)
+            assert (weights @ rows[mine].T).max(axis=1) == pytest.approx(expected)
 
 
 def pinned(text: str, **more):
@@ -152,6 +166,69 @@ def test_a_pin_is_kept_and_what_it_leaves_open_is_chosen():
     exact = pinned(f"schedule=zero-bubble,chunks={found.chunks},pp={found.mesh.pp}").choice
     assert exact is not None
     assert exact.step_seconds == pytest.approx(found.step_seconds, rel=1e-9)
+
+
+class Divided(synthetic.Provider):
+    """Whose backwards are divided: a `part` of each is for gradients of weights."""
+
+    part = 0.5
+
+    def blocks(self, tp, microbatch, *, split):
+        return tuple(divided(b, self.part) for b in super().blocks(tp, microbatch, split=split))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    ranks=st.sampled_from([4, 6, 8]),
+    layers=st.integers(2, 5),
+    batch=st.sampled_from([12, 24]),
+    pins=st.sampled_from(["zero=0", "zero=1", "zero=0,tp=1", "zero=1,pp=2", "zero=0,pp=2,tp=1"]),
+    part=st.sampled_from([0.0, 0.4, 0.6]),
+    tied=st.booleans(),
+    gib=st.floats(0.5, 6.0),
+)
+def test_without_a_pin_the_search_finds_what_trying_every_schedule_finds(
+    ranks, layers, batch, pins, part, tied, gib
+):
+    provider = Divided(synthetic.cluster(ranks), layers=layers, tied=tied, sets=True)
+    provider.part = part
+    options = SearchOptions(batch, pins=parse_pins(pins), memory_limit=int(gib * 2**30))
+    expected = try_everything(provider, options)
+    result = search(provider, provider.on, options, explain=False)
+    if expected is None:
+        assert result.choice is None
+        return
+    assert result.gap == 0.0
+    assert result.step_seconds == pytest.approx(expected, rel=2 * TIE)
+
+
+def chosen(part: float, gib: float):
+    """The plan of a few micro-batches over a pipeline, and what is beside it."""
+    provider = Divided(synthetic.cluster(4), layers=14)
+    provider.part = part
+    pins = parse_pins("pp=4,microbatch=1")
+    options = SearchOptions(8, pins=pins, memory_limit=int(gib * 2**30))
+    return search(provider, provider.on, options)
+
+
+def test_is_chosen_without_a_pin_where_it_is_faster_and_fits():
+    found = chosen(0.5, 40.0)
+    assert found.choice is not None and found.choice.schedule == "zero-bubble"
+    assert found.gap == 0.0
+    beside = {n.change: n.choice for n in found.neighbours}
+    for schedule in ("1f1b", "interleaved"):
+        other = beside[f"schedule {schedule}"]
+        assert other is not None and other.schedule == schedule
+        assert other.step_seconds > found.choice.step_seconds
+    # What divided backwards rule out is shown with whole ones.
+    again = beside["full recomputation"]
+    assert again is not None and again.schedule == "interleaved"
+
+
+def test_is_not_chosen_where_nothing_can_wait_or_too_little_fits():
+    plain, tight = chosen(0.0, 40.0), chosen(0.5, 2.0)
+    for found in (plain, tight):
+        assert found.choice is not None and found.choice.schedule != "zero-bubble"
 
 
 @pytest.mark.parametrize(

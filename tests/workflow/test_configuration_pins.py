@@ -55,6 +55,12 @@ def test_zero_shards_over_groups_of_the_ranks_of_dp_and_cp():
         read(BASE.replace("zero=1", "zero=0") + ",shard=4")
 
 
+def test_what_zero_3_gathers_can_be_kept():
+    whole = BASE.replace("zero=1", "zero=3")
+    assert read(whole).reshards and read(whole + ",reshard=all").reshards
+    assert not read(whole + ",reshard=none").reshards
+
+
 def test_everything_can_be_named():
     found = read(
         "tp=2,pp=2,dp=4,vp=2,sp=1,zero=1,microbatch=1,microbatches=16,schedule=interleaved,"
@@ -80,6 +86,7 @@ def test_everything_can_be_named():
         (DIVIDED, "schedule=zero-bubble: a recomputed block"),
         (DIVIDED.replace("full", "none").replace("zero=1", "zero=3"), "zero-bubble: ZeRO-3"),
         (BASE + ",dp=0", "whole number"),
+        (BASE + ",reshard=none", "reshard=none with zero=1 on 8 replicas"),
         (BASE + ",cp=3", "pp 1 x dp 2 x cp 3 x tp 2 is 12 ranks, the cluster has 16"),
     ],
 )

@@ -11,15 +11,22 @@ from itertools import product
 import pytest
 
 from autopar.api import search_program
+from autopar.block_cost import ChainCost
 from autopar.cluster import Cluster
 from autopar.cost.memory import optimizer_bytes, parameter_bytes
 from autopar.cost.setting import Setting
 from autopar.cost.step import dp_collectives
 from autopar.errors import UsageError
+from autopar.experts import BESIDE
 from autopar.mesh import Mesh
+from autopar.op_call import OpCall
+from autopar.passes.analysis.beside_exchange import SURELY, exchanges
 from autopar.passes.analysis.candidates import candidates
 from autopar.passes.capture import capture
+from autopar.placement import Placement
 from autopar.program import Program
+from autopar.rules.language import Rule
+from autopar.rules.strategy import Strategy
 from autopar.workflow.expert_kinds import NO_EXPERTS
 from autopar.workflow.model_costs import ModelCosts
 from autopar.workflow.prepare import prepare
@@ -90,6 +97,45 @@ def test_shared_experts_hide_a_part_of_the_exchange(tp: int, ep: int) -> None:
     # What runs again without its shared experts is hidden by nothing.
     again = layer.partial[-1]
     assert again.comm <= alone.forward_comm * (1 + 1e-9)
+
+
+def test_shared_experts_hide_an_exchange_over_tp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search's price is that of the graph (asserted where it is made), with and without."""
+    from autopar.passes.analysis import candidates as source
+
+    every = source.strategies
+
+    def only(op: OpCall, rule: Rule | None, ranks: int) -> list[Strategy]:
+        legal = every(op, rule, ranks)
+        return (
+            [s for s in legal if s.name == "shard t,e"]
+            if op.op_name == "experts" and ranks > 1
+            else legal
+        )
+
+    monkeypatch.setattr(source, "strategies", only)
+    seconds = {}
+    for overlap in (True, False):
+        model = with_shared_experts.__wrapped__(overlap)
+        chains = [a.price() for a in model.alternatives(2, 2)]
+        blocks = [b for c in chains for b in c.blocks if c.boundary == "S(1)"]
+        seconds[overlap] = [(b.forward_comm, b.backward_comm, b.forward_compute) for b in blocks]
+        assert not any(b.hidden_ep for b in blocks)
+        for chain in chains:
+            _check_sure(model, chain)
+    pairs = list(zip(seconds[True], seconds[False], strict=True))
+    fewer = [(a[0] < b[0], a[1] < b[1], a[2] == b[2]) for a, b in pairs]
+    assert fewer.count((True, True, True)) >= 2 and not any(a[0] > b[0] for a, b in pairs)
+
+
+def _check_sure(model: ModelCosts, chain: ChainCost) -> None:
+    """What the price takes to run beside an exchange does in the graph of a rank."""
+    layer = next(b.kind for b in chain.blocks if "experts" in chain.placements.get(b.kind, {}))
+    boundary = Placement.parse(chain.boundary)
+    graph, _ = model.placed_graph(layer, 2, 2, chain.placements[layer], boundary)
+    (call,) = exchanges(graph.graph)
+    sure = [n for n in graph.graph.nodes if SURELY in n.meta]
+    assert sure and all(n.meta[BESIDE][0] == n.meta[SURELY][0] == call.name for n in sure)
 
 
 @pytest.mark.parametrize("model", [costs, with_shared_experts])

@@ -7,6 +7,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from autopar.errors import UsageError
+from autopar.mesh import ORDERS
 from autopar.search.options import parse_pins
 from autopar.workflow.world import world_cluster
 
@@ -46,6 +47,25 @@ def test_dims_pin_degrees_and_shards(shape: tuple[int, ...], names: tuple[str, .
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    ("ranks", "names", "order"),
+    [
+        ([[0, 1], [2, 3]], ("pp", "dp"), "tp-cp-dp-pp"),
+        ([[0, 1], [2, 3]], ("dp", "pp"), "tp-cp-pp-dp"),
+        ([[0, 2], [1, 3]], ("dp", "pp"), "tp-cp-dp-pp"),
+        ([[0, 2], [1, 3]], ("pp", "dp_shard"), "tp-cp-pp-dp"),
+    ],
+)
+def test_the_order_is_that_of_the_ranks(
+    ranks: list[list[int]], names: tuple[str, ...], order: str
+) -> None:
+    _, found = world_cluster(mesh((2, 2), names, ranks), 4, "cpu", "")
+    assert found.order == order
+    other = next(o for o in ORDERS if o != order)
+    with pytest.raises(UsageError, match=f"pins say order={other}, .* order={order}"):
+        world_cluster(mesh((2, 2), names, ranks), 4, "cpu", f"order={other}")
+
+
 def test_other_pins_stay_and_those_that_agree():
     names = ("dp_replicate", "dp_shard")
     found = pinned((2, 2), names, "zero=3,shard=2,dp=4")
@@ -72,7 +92,7 @@ def test_pins_that_the_mesh_contradicts(
     [
         (("dp_shard", "dp_replicate"), r"\('dp_replicate', 'dp_shard'\)"),
         (("tp", "dp_shard"), r"\('dp_shard', 'tp'\)"),
-        (("dp", "pp"), r"\('pp', 'dp'\)"),
+        (("cp", "dp"), r"\('dp', 'cp'\)"),
     ],
 )
 def test_dims_in_another_order_name_the_one_that_works(names: tuple[str, ...], right: str):

@@ -17,7 +17,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from autopar.search.chain import Ints
+from autopar.search.chain import Cutting, Ints
+from autopar.search.interleaved.times import sums
 
 MORE_THAN_EVEN = 2
 CLOSE_TO_EVEN = 4
@@ -52,6 +53,24 @@ def cuts(blocks: int, pp: int, chunks: int) -> Ints:
     return edges
 
 
+@lru_cache(maxsize=1024)
+def legal_cuts(rules: Cutting, pp: int, chunks: int) -> Ints:
+    """Those of `cuts` that are `legal`."""
+    found = legal(cuts(len(rules), pp, chunks), rules, pp)
+    found.setflags(write=False)
+    return found
+
+
+def legal(edges: Ints, rules: Cutting, pp: int) -> Ints:
+    """Those candidates that end parts where they may, with a parameter in every part, and tied
+    parameters in at most one part of a rank."""
+    found = edges[rules.ends[edges[:, 1:-1] - 1].all(axis=1)]
+    found = found[sums(rules.holds, found).min(axis=1, initial=1) > 0]
+    for tied in rules.tied:
+        found = found[on_one_rank(found, tied, pp) <= 1]
+    return np.asarray(found)
+
+
 def end_sizes(even: int) -> list[int]:
     """How many blocks the first and the last part may have, where an even share has `even`."""
     fewer = [*range(CLOSE_TO_EVEN + 1), *(1 << k for k in range(3, even.bit_length()))]
@@ -67,10 +86,9 @@ def given(starts: Sequence[int], blocks: int) -> Ints:
 def on_one_rank(edges: Ints, tied: Ints, pp: int) -> Ints:
     """[candidates]: the largest number of parts of one rank that hold tied parameters.
 
-    `tied`: bytes or elements that each block ties. The runtime keeps one copy of a tied parameter
+    `tied`: 1 where a block holds some. The runtime keeps one copy of a tied parameter
     on a rank, so more than one part is not legal.
     """
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(tied > 0)])
-    holds = before[edges[:, 1:]] > before[edges[:, :-1]]
-    by_rank = holds.reshape(len(edges), -1, pp).sum(axis=1)
-    return np.asarray(by_rank.max(axis=1))
+    holds = sums(tied, edges) > 0
+    by_rank = holds.reshape(len(edges), holds.shape[1] // pp, pp).sum(axis=1)
+    return np.asarray(by_rank.max(axis=1, initial=0))

@@ -50,6 +50,7 @@ class ChunkMemory:
 
     def __init__(self, chain: Chain, setting: Setting, recompute: str) -> None:
         self.pp, self.chunks = setting.mesh.pp, setting.chunks
+        self.microbatches = setting.microbatches
         self.which = chain.which
         self.tables = interval_moments(chain, setting)
         self.recomputation = Recomputation(chain, setting, recompute)
@@ -68,16 +69,21 @@ class ChunkMemory:
         """[candidates]: the fullest rank has no less, whatever is recomputed."""
         return np.asarray(self._of_ranks(edges, _Rank.floor).max(axis=1))
 
-    def least_extra(self, edges: Ints, limit: float) -> Floats:
-        """[candidates, ranks]: recomputation adds no less to every micro-batch, for a rank to fit:
-        every byte that is too much is freed at the lowest price of any step."""
-        need = np.maximum(self._of_ranks(edges, _Rank.kept) - np.floor(limit), 0)
-        price = self.recomputation.least_ratio
-        if not np.isfinite(price):
-            return np.where(need > 0, np.inf, 0.0)
-        # A block frees its bytes at most once for each micro-batch of its chunk.
-        most = np.array([p.most.max() for p in self.phases])
-        return np.asarray(need * (price / most))
+    def with_recomputation(
+        self, edges: Ints, limit: float, least: Floats, busy: Floats, cutoff: float
+    ) -> Floats:
+        """[candidates]: lower bounds that count the recomputation without which a rank doesn't fit;
+        those above `cutoff` need not be the best ones known. `least`: [candidates] bounds without
+        it; `busy`: [candidates, ranks] those that follow from what each rank does."""
+        found = least.copy()
+        for rank in range(self.pp):
+            left = np.flatnonzero(found < cutoff)
+            if not len(left):
+                break
+            first, kind = self.kinds.distinct(rank, edges[left])
+            more = _Rank(self, rank, edges[left[first]]).least_extra(limit)[kind]
+            found[left] = np.maximum(found[left], busy[left, rank] + self.microbatches * more)
+        return found
 
     def least(self, edges: Ints) -> Ints:
         """[candidates]: the fewest bytes that the fullest rank can do with, of the family."""
@@ -195,6 +201,34 @@ class _Rank:
         """[candidates]: as if all was recomputed and rebuilt nothing."""
         gain = self._gains()[:, -1:]
         return self.totals(gain, np.full((*gain.shape, 2), NONE))[:, 0]
+
+    def least_extra(self, limit: float) -> Floats:
+        """[candidates]: seconds, from what the fullest backward has too much."""
+        moments = self.base + np.minimum(self.floors, self.plain)
+        fullest = moments.argmax(axis=1)
+        need = moments.max(axis=1) - np.floor(limit)
+        found = np.where(self.scratch > limit, np.inf, 0.0)
+        for phase in np.unique(fullest[need > 0]):
+            mine = np.flatnonzero((fullest == phase) & (need > 0))
+            seconds = self._seconds_of(mine, need[mine], self.phases.live[phase])
+            found[mine] = np.maximum(found[mine], seconds)
+        return found
+
+    def _seconds_of(self, some: Ints, need: Floats, live: Ints) -> Floats:
+        """[some]: what it takes at least to free so many bytes in a backward with so many
+        micro-batches alive in each chunk: steps in the order of their price, the last in part."""
+        order = self.memory.recomputation.priced(live)
+        blocks = self.counts[some][:, order.chunk, order.sort]
+        freed, seconds = np.zeros((2, len(some), len(order.chunk) + 1))
+        np.cumsum(blocks * order.freed, axis=1, out=freed[:, 1:])
+        np.cumsum(blocks * order.extra, axis=1, out=seconds[:, 1:])
+        enough = freed >= need[:, None]
+        last, every = enough.argmax(axis=1), np.arange(len(some))
+        before = np.maximum(last - 1, 0)
+        start, width = freed[every, before], freed[every, last] - freed[every, before]
+        part = (need - start) / np.where(width > 0, width, 1.0)
+        found = seconds[every, before] + part * (seconds[every, last] - seconds[every, before])
+        return np.where(enough.any(axis=1), np.maximum(found, 0.0), np.inf)
 
     def least(self) -> Ints:
         """[candidates]: the fewest of all states. Within a step, less is kept the further it is."""

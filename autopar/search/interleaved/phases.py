@@ -65,10 +65,10 @@ def _of_rank(chunk: Ints, forward: NDArray[np.bool_], chunks: int) -> Phases:
     working = chunk[~forward]
     begun = before[np.arange(len(working)), working]
     rows = np.column_stack([working, begun, before, live])
-    return _largest(_bent(rows, 2 + chunks), chunks)
+    return _largest(bent(rows, 2 + chunks), chunks)
 
 
-def _bent(rows: Ints, fixed: int) -> Ints:
+def bent(rows: Ints, fixed: int) -> Ints:
     """Without rows that lie between their neighbours, all but for the numbers alive (behind the
     first `fixed` columns) alike: bytes are linear in these, so one of the neighbours has more."""
     one, two = rows[1:-1] - rows[:-2], rows[2:] - rows[1:-1]

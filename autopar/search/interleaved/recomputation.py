@@ -15,7 +15,7 @@ import numpy as np
 from autopar.block_cost import FULL
 from autopar.cost.setting import Setting
 from autopar.search import knapsack
-from autopar.search.chain import Chain, Ints
+from autopar.search.chain import Chain, Floats, Ints
 from autopar.search.columns import Way, ways_of
 from autopar.search.moment_tables import interval_moments
 
@@ -34,6 +34,17 @@ class Step:
         return self.way.sort
 
 
+@dataclass(frozen=True)
+class Priced:
+    """Steps in the order of their price: of each its chunk, the sort of its blocks, and for one of
+    these the bytes that it frees in one backward, and the seconds that it adds to a micro-batch."""
+
+    chunk: Ints
+    sort: Ints
+    freed: Floats
+    extra: Floats
+
+
 class Recomputation:
     """What may be recomputed under one setting: `auto`, `selective` (no block whole), `none`, or
     `full` (all blocks whole: its steps are taken all at once)."""
@@ -50,6 +61,7 @@ class Recomputation:
         ]
         self.steps: list[Step] = []
         self._ratios: list[float] = []
+        self._priced: dict[tuple[int, ...], Priced] = {}
         if self.full:
             self.steps = [Step(way, way.gain, way.extra) for way in self.ways]
             self._ratios = [0.0] * len(self.steps)
@@ -61,16 +73,25 @@ class Recomputation:
             self.steps.append(Step(way, found.gain, found.extra))
             self._ratios.append(found.ratio)
 
-    @property
-    def least_ratio(self) -> float:
-        """Seconds per byte freed of the cheapest step; `inf` when there is none."""
-        return max(0.0, min(self._ratios, default=np.inf))
-
     def in_order(self, most: Ints) -> list[tuple[int, Step]]:
         """(chunk, step) of a rank with `most` micro-batches alive in each chunk."""
         priced = [
-            (ratio / int(most[chunk]), chunk, number)
-            for chunk in range(len(most))
+            (ratio / alive, chunk, number)
+            for chunk, alive in enumerate(most.tolist())
+            if alive
             for number, ratio in enumerate(self._ratios)
         ]
         return [(chunk, self.steps[number]) for _, chunk, number in sorted(priced)]
+
+    def priced(self, live: Ints) -> Priced:
+        """`in_order`, where so many micro-batches are alive."""
+        key = tuple(live.tolist())
+        if key not in self._priced:
+            order = self.in_order(live)
+            self._priced[key] = Priced(
+                np.array([chunk for chunk, _ in order], np.int64),
+                np.array([step.sort for _, step in order], np.int64),
+                np.array([float(step.gain * live[chunk]) for chunk, step in order]),
+                np.array([step.extra for _, step in order], np.float64),
+            )
+        return self._priced[key]

@@ -16,18 +16,19 @@ from itertools import pairwise
 
 import numpy as np
 
-from autopar.block_cost import FULL, tie_groups
+from autopar.block_cost import FULL
 from autopar.cost.setting import Setting
 from autopar.cost.wavefronts import seconds_of_many
 from autopar.search.any_chunks import AnyChunks
 from autopar.search.chain import Chain, Floats, Ints
-from autopar.search.interleaved.cuts import cuts, given, on_one_rank
-from autopar.search.interleaved.least import LeastBytes
+from autopar.search.interleaved.cuts import given, legal, legal_cuts
+from autopar.search.interleaved.least import LeastBytes, room
 from autopar.search.interleaved.memory import ChunkMemory
 from autopar.search.interleaved.times import (
     ChunkTimes,
     chunk_times,
     forward_seconds,
+    least_busy,
     least_makespan,
     sums,
 )
@@ -42,19 +43,12 @@ FIRST_FITTED, LARGEST_FITTED = 16, 1024
 def candidates(chain: Chain, setting: Setting, starts: Sequence[int] | None) -> Ints:
     """[candidates, parts + 1]: the legal cuts of a setting (see `Columns.legal`); given
     `starts`, at most those."""
-    pp = setting.mesh.pp
-    if starts is not None and len(starts) != pp * setting.chunks:
-        return np.zeros((0, pp * setting.chunks + 1), np.int64)
-    found = cuts(len(chain), pp, setting.chunks) if starts is None else given(starts, len(chain))
-    ends = chain.ints(lambda b: int(b.can_end_stage)) > 0
-    found = found[ends[found[:, 1:-1] - 1].all(axis=1)]
-    if len(found):
-        found = found[sums(chain.ints(lambda b: b.parameters), found).min(axis=1) > 0]
-    for group in tie_groups(chain.blocks):
-        if len(found):
-            tied = chain.tied(group, lambda t: t.parameters)
-            found = found[on_one_rank(found, tied, pp) <= 1]
-    return found
+    pp, chunks = setting.mesh.pp, setting.chunks
+    if starts is None:
+        return legal_cuts(chain.cutting, pp, chunks)
+    if len(starts) != pp * chunks:
+        return np.zeros((0, pp * chunks + 1), np.int64)
+    return legal(given(starts, len(chain)), chain.cutting, pp)
 
 
 def solve(
@@ -109,13 +103,15 @@ class _Search:
         chosen = np.flatnonzero(self.bounds < cutoff)
         if not len(chosen):
             return []
-        chosen = chosen[self.memory.floors(self.edges[chosen]) <= self.limit]
-        bounds = self.bounds[chosen]
-        if self.recompute in ("auto", "selective") and len(chosen):
-            edges = self.edges[chosen]
-            more = self.memory.least_extra(edges, self.limit)
-            least = least_makespan(self.times.parts(edges), self.pp, self.microbatches, more)
-            bounds = least + self.ends[chosen]
+        edges = self.edges[chosen]
+        if self.recompute == "full":
+            fits = self.memory.floors(edges) <= self.limit
+            chosen, bounds = chosen[fits], self.bounds[chosen[fits]]
+        else:
+            parts, ends = self.times.parts(edges), self.ends[chosen]
+            busy = least_busy(parts, self.pp, self.microbatches) + ends[:, None]
+            known = self.bounds[chosen], busy, cutoff
+            bounds = self.memory.with_recomputation(edges, self.limit, *known)
         order = np.argsort(bounds, kind="stable")
         return [(float(bounds[i]), int(chosen[i])) for i in order if bounds[i] < cutoff]
 
@@ -206,6 +202,7 @@ class _Search:
 
 def family_bound(
     chain: Chain,
+    held: Chain,
     setting: Setting,
     seconds: ChunkTimes,
     limit: float,
@@ -214,7 +211,7 @@ def family_bound(
     exact: bool,
 ) -> float:
     """No legal cut of the family that can fit takes less than these seconds; `inf` where there is
-    none. `seconds`, and the bytes of `chain`, may be lower bounds themselves, unless `exact`.
+    none. `seconds`, and the bytes of `held`, may be lower bounds themselves, unless `exact`.
     Above `target` a bound need not be the best one known."""
     edges = candidates(chain, setting, None)
     if not len(edges):
@@ -228,16 +225,18 @@ def family_bound(
     best = float(least[above[0]]) if len(above) else float("inf")
     if not len(below):
         return best
-    room, memory = LeastBytes(chain, setting), None
+    may_fit = room(LeastBytes, held, AnyChunks(setting), setting.chunks, limit)
+    memory: ChunkMemory | None = None
     begin, size = 0, FIRST_FITTED
     while begin < len(below) and least[below[begin]] < best:
         some = below[begin : begin + size]
         begin, size = begin + size, min(2 * size, LARGEST_FITTED)
-        some = some[room.fit(edges[some], limit)]
+        some = may_fit(some)
         if exact and len(some):
             memory = memory or ChunkMemory(chain, setting, "auto")
-            more = memory.least_extra(edges[some], limit)
-            least[some] = least_makespan(parts[some], pp, m, more) + ends[some]
+            busy = least_busy(parts[some], pp, m) + ends[some, None]
+            known = least[some], busy, min(target, best)
+            least[some] = memory.with_recomputation(edges[some], limit, *known)
         best = min(best, float(least[some].min(initial=np.inf)))
     return best
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from autopar.block_cost import tie_groups
 from autopar.cost.setting import Setting
 from autopar.cost.step import BlockTimes, block_times, dp_collectives, exposed_gather, tied_seconds
 from autopar.search.any_chunks import AnyChunks
-from autopar.search.chain import Chain, Floats, Ints, Number
+from autopar.search.chain import Chain, Floats, Ints, Number, before
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,23 @@ class ChunkTimes:
             ),
         )
 
+    @cached_property
+    def _kept(self) -> Floats:
+        return before(self.kept)
+
+    @cached_property
+    def _end(self) -> Floats:
+        return before(self.end)
+
     def parts(self, edges: Ints, *, full: bool = False) -> Floats:
         """[candidates, parts]: forward and backward of one micro-batch; `full`: with all blocks
         recomputed."""
-        total = sums(self.kept + self.extra if full else self.kept, edges)
+        total = sums(self.kept + self.extra, edges) if full else between(self._kept, edges)
         return np.asarray(total + self.entry[edges[:, :-1]] + self.exit[edges[:, 1:] - 1])
 
     def ends(self, edges: Ints, pp: int) -> Floats:
         """[candidates]: the longest end of a step over the ranks."""
-        by_rank = over_ranks(sums(self.end, edges), pp) + self.end_first[edges[:, :pp]]
+        by_rank = over_ranks(between(self._end, edges), pp) + self.end_first[edges[:, :pp]]
         for holds, seconds in self.tied:
             count = over_ranks(sums(holds.astype(np.float64), edges), pp)
             by_rank += np.where((count > 0) & (count < holds.sum()), seconds, 0.0)
@@ -90,8 +98,13 @@ def chunk_times(chain: Chain, key: AnyChunks) -> ChunkTimes:
 
 def sums(values: NDArray[Number], edges: Ints) -> NDArray[Number]:
     """[candidates, parts]: sums of per-block values over parts."""
-    before = np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])[edges]
-    return np.asarray(before[:, 1:] - before[:, :-1])
+    return between(before(values), edges)
+
+
+def between(total: NDArray[Number], edges: Ints) -> NDArray[Number]:
+    """[candidates, parts]: `sums` of the values whose `before` is `total`."""
+    found = total[edges]
+    return np.asarray(found[:, 1:] - found[:, :-1])
 
 
 def over_ranks(parts: Floats, pp: int) -> Floats:
@@ -99,12 +112,16 @@ def over_ranks(parts: Floats, pp: int) -> Floats:
     return np.asarray(parts.reshape(len(parts), parts.shape[1] // pp, pp).sum(axis=1))
 
 
-def least_makespan(parts: Floats, pp: int, microbatches: int, more: Floats | float = 0.0) -> Floats:
-    """[candidates]: the lower bound of the module's text. `more`: [candidates, ranks] seconds that
-    a rank takes for every micro-batch beyond those of its parts."""
-    ahead = np.cumsum(parts[:, :pp], axis=1) - parts[:, :pp]
-    busy = ahead + microbatches * (over_ranks(parts, pp) + more)
+def least_makespan(parts: Floats, pp: int, microbatches: int) -> Floats:
+    """[candidates]: the lower bound of the module's text."""
+    busy = least_busy(parts, pp, microbatches)
     return np.asarray(np.maximum(busy.max(axis=1), parts.sum(axis=1)))
+
+
+def least_busy(parts: Floats, pp: int, microbatches: int) -> Floats:
+    """[candidates, ranks]: seconds from the start of a step to the end of a rank, at least."""
+    ahead = np.cumsum(parts[:, :pp], axis=1) - parts[:, :pp]
+    return np.asarray(ahead + microbatches * over_ranks(parts, pp))
 
 
 def forward_seconds(chain: Chain, setting: Setting) -> Floats:

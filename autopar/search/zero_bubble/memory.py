@@ -10,6 +10,8 @@ in the terms of `autopar.search.moment_tables`, and the end of a step takes the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from autopar.cost.divided_moment import first_half_bytes, given_up_bytes, second_half_bytes
@@ -19,6 +21,7 @@ from autopar.search.chain import NONE, Chain, Ints, interval_sum, running_max
 from autopar.search.interleaved.least import LeastBytes
 from autopar.search.interleaved.memory import LARGEST_TABLE
 from autopar.search.interleaved.rank_kinds import RankKinds
+from autopar.search.interleaved.times import between
 from autopar.search.moment_tables import interval_moments
 from autopar.search.zero_bubble.phases import HalfPhases, half_phases
 
@@ -27,11 +30,15 @@ class LeastDividedBytes(LeastBytes):
     """Lower bounds of one setting, from prices that may be lower bounds themselves: the states,
     what blocks keep (nothing is recomputed), and gradients that were made before."""
 
-    def __init__(self, chain: Chain, setting: Setting) -> None:
-        super().__init__(chain, setting)
-        self.phases = half_phases(self.pp, setting.microbatches, setting.chunks)
-        self.kept = chain.ints(lambda b: b.saved_bytes - b.loose_bytes)
-        self.working = np.zeros(len(chain), np.int64)
+    def phases(self) -> Iterator[HalfPhases]:
+        setting = self.setting
+        return half_phases(self.pp, setting.microbatches, setting.chunks)
+
+    def kept(self, edges: Ints) -> Ints:
+        return between(self.terms.saved, edges)
+
+    def working(self, last: Ints) -> Ints:
+        return np.zeros_like(last)
 
 
 class DividedMemory:
@@ -40,7 +47,7 @@ class DividedMemory:
     def __init__(self, chain: Chain, setting: Setting) -> None:
         self.pp, self.chunks = setting.mesh.pp, setting.chunks
         self.tables = interval_moments(chain, setting)
-        self.phases = half_phases(self.pp, setting.microbatches, self.chunks)
+        self.phases = tuple(half_phases(self.pp, setting.microbatches, self.chunks))
         self.early = waiting(self.pp, setting.microbatches)
         self.practice = setting.practice
         # By its end: what a part gives back between the halves.

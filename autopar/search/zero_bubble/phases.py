@@ -2,11 +2,12 @@
 
 As `autopar.search.interleaved.phases`: of the halves of one kind in one chunk those are left out in
 which no chunk has more micro-batches before their backward, more between its halves, or more
-gradients, than in another one.
+gradients, than in another one, and those that lie between two others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from autopar.cost.pipeline import zero_bubble_order
 from autopar.search.chain import Ints
-from autopar.search.interleaved.phases import as_good, without_smaller
+from autopar.search.interleaved.phases import as_good, bent, without_smaller
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,16 @@ class HalfPhases:
     before: NDArray[np.bool_]
 
 
-def half_phases(pp: int, microbatches: int, chunks: int) -> tuple[HalfPhases, ...]:
-    """Those of every rank."""
-    return _phases(pp, as_good(pp, microbatches), chunks)
+def half_phases(pp: int, microbatches: int, chunks: int) -> Iterator[HalfPhases]:
+    """Those of every rank; of each they are found as it is asked for."""
+    enough = as_good(pp, microbatches)
+    return (_phases(rank, pp, enough, chunks) for rank in range(pp))
 
 
-@lru_cache(maxsize=1024)
-def _phases(pp: int, microbatches: int, chunks: int) -> tuple[HalfPhases, ...]:
-    orders = [zero_bubble_order(rank, pp, microbatches, chunks) for rank in range(pp)]
-    return tuple(_of_rank(chunk, kind, chunks) for chunk, _, kind in orders)
+@lru_cache(maxsize=16384)
+def _phases(rank: int, pp: int, microbatches: int, chunks: int) -> HalfPhases:
+    chunk, _, kind = zero_bubble_order(rank, pp, microbatches, chunks)
+    return _of_rank(chunk, kind, chunks)
 
 
 def _of_rank(chunk: Ints, kind: Ints, chunks: int) -> HalfPhases:
@@ -55,8 +57,9 @@ def _of_rank(chunk: Ints, kind: Ints, chunks: int) -> HalfPhases:
     whole = live - delayed
     working, second = chunk[halves], kind[halves] == 2
     first = ~before[np.arange(len(working)), working]
-    fixed = np.column_stack([working, second, first])
-    rows = np.unique(np.column_stack([fixed, before, whole, delayed]), axis=0)
+    rows = np.column_stack([working, second, first, before, whole, delayed])
+    # What is alive changes evenly from one half to the next of its sort, not to the one in between.
+    rows = np.concatenate([bent(rows[second == sort], 3 + chunks) for sort in (False, True)])
     rows = without_smaller(rows, 3)
     before, whole, delayed = (rows[:, 3 + i * chunks : 3 + (i + 1) * chunks] for i in range(3))
     second, first = rows[:, 1] > 0, rows[:, 2] > 0

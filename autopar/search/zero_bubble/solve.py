@@ -16,12 +16,13 @@ from autopar.cost.setting import Setting
 from autopar.cost.wavefronts import seconds_of_many
 from autopar.search.any_chunks import AnyChunks
 from autopar.search.chain import Chain
+from autopar.search.interleaved.least import room
 from autopar.search.interleaved.solve import FIRST_BATCH, LARGEST_BATCH, candidates
-from autopar.search.interleaved.times import ChunkTimes, chunk_times
+from autopar.search.interleaved.times import ChunkTimes, chunk_times, forward_seconds, sums
 from autopar.search.partition import GAP
 from autopar.search.stages import StageSolution
 from autopar.search.zero_bubble.memory import DividedMemory, LeastDividedBytes
-from autopar.search.zero_bubble.times import PartSeconds, least_busy
+from autopar.search.zero_bubble.times import PartSeconds, least_seconds
 
 # What `recompute` may say: to recompute all is no such plan.
 WITHOUT = ("auto", "none", "selective")
@@ -80,23 +81,38 @@ def solve(
 
 
 def family_bound(
-    chain: Chain, setting: Setting, seconds: ChunkTimes, limit: float, *, exact: bool
+    chain: Chain,
+    held: Chain,
+    setting: Setting,
+    seconds: ChunkTimes,
+    limit: float,
+    target: float,
+    *,
+    exact: bool,
 ) -> float:
     """No legal cut of the family that can fit takes less than these seconds; `inf` where there is
-    none.
-    `seconds`, and all of `chain`, may be lower bounds themselves, unless `exact`."""
+    none. `seconds`, and all of `chain`, may be lower bounds themselves, unless `exact`; so may the
+    bytes of `held`, and the seconds of its forwards. Above `target` a bound need not be the best
+    one known."""
     edges = candidates(chain, setting, None)
     if not len(edges):
         return float("inf")
     pp, m = setting.mesh.pp, setting.microbatches
     ends = seconds.ends(edges, pp)
-    if not exact:
-        room = LeastDividedBytes(chain, setting).fit(edges, limit)
-        least = least_busy(seconds.parts(edges), pp, m) + ends
-        return float(least[room].min(initial=np.inf))
-    least = PartSeconds.of(chain, setting, seconds, edges).least(pp, m) + ends
-    fits = DividedMemory(chain, setting).peaks(edges).max(axis=1) <= limit
-    return float(least[fits].min(initial=np.inf))
+    if exact:
+        least = PartSeconds.of(chain, setting, seconds, edges).least(pp, m) + ends
+    else:
+        ahead = sums(forward_seconds(held, setting), edges)
+        least = least_seconds(ahead, seconds.parts(edges), pp, m) + ends
+    order = np.argsort(least, kind="stable")
+    below, above = np.split(order, [int(np.count_nonzero(least < target))])
+    best = float(least[above[0]]) if len(above) else float("inf")
+    if not len(below):
+        return best
+    fits = room(LeastDividedBytes, held, AnyChunks(setting), setting.chunks, limit)(below)
+    if exact and len(fits):
+        fits = fits[DividedMemory(chain, setting).peaks(edges[fits]).max(axis=1) <= limit]
+    return float(least[fits[0]]) if len(fits) else best
 
 
 def least_peak(

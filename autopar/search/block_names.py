@@ -1,0 +1,18 @@
+"""Names of blocks that a user gives."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from autopar.errors import UsageError
+
+
+def check_block_names(given: Sequence[str], names: Sequence[str], what: str) -> None:
+    """Raise `UsageError` for a name that no block of the chain `names` has; `what` comes before
+    it."""
+    for name in given:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"blocks are {', '.join(names)}"
+            raise UsageError(f"{what} {name!r}: no such block", next_step=hint)
