@@ -196,7 +196,7 @@ class DistributedProgram(ProgramState):
     def _step(self, batch: Mapping[str, Tensor], loss_scale: float) -> Tensor:
         self._faults.at("checking the batch")
         local, weights = self._prepare(batch)
-        before = self._set_gradients_aside() if self._training else {}
+        before = self._set_gradients_aside()
         for engine in self._engines:
             engine.begin_step()
         self._faults.at("forward and backward" if self._training else "forward")
@@ -210,11 +210,11 @@ class DistributedProgram(ProgramState):
             self._copies.sum_gradients()
             for engine in self._engines:
                 engine.stage.update_buffers()
-            for parameter, gradient in before.items():
-                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-            if self._others is not None:
-                everything = list(self._parameters.values())
-                self._others.update(self._owned, everything, self._copies.counted)
+        for parameter, gradient in before.items():
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        if self._training and self._others is not None:
+            everything = list(self._parameters.values())
+            self._others.update(self._owned, everything, self._copies.counted)
         self._faults.at("adding up the loss")
         amounts = self._loss_terms.beside(loss, weights * loss_scale)
         for axis in ("dp", "pp"):
@@ -265,7 +265,8 @@ class DistributedProgram(ProgramState):
         return self._random.step() if self._random is not None else nullcontext()
 
     def _set_gradients_aside(self) -> dict[nn.Parameter, Tensor]:
-        """Reductions must see this step's gradients only."""
+        """Reductions must see this step's gradients only, and torch's pipelines drop those of FSDP2
+        where they begin, or stop, to go backward."""
         found = {p: p.grad for p in self._parameters.values() if p.grad is not None}
         for parameter in found:
             parameter.grad = None

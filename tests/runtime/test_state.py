@@ -75,8 +75,12 @@ def evaluation(found: dict[str, Any]) -> None:
 def accumulation(found: dict[str, Any]) -> None:
     for zero in (0, 1, 3):
         program = make_program({"mesh": Mesh(pp=2, dp=2), "zero": zero}, tied=True)
-        program.step(make_batch(program.plan.global_batch, 1))
-        program.step(make_batch(program.plan.global_batch, 2))
+        rows = program.plan.global_batch
+        program.step(make_batch(rows, 1))
+        # Evaluation between leaves gradients alone, and after them as well.
+        program.eval().step(make_batch(rows, 3))
+        program.train().step(make_batch(rows, 2))
+        program.eval().step(make_batch(rows, 3))
         gradients = program.full_gradients()
         norms = [float(program.clip_grad_norm_(1e9, kind)) for kind in (2.0, 1.0, float("inf"))]
         program.clip_grad_norm_(0.1)
