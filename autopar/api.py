@@ -264,12 +264,12 @@ def compile(  # noqa: A001 - the name users look for
 ) -> DistributedProgram:
     """The distributed program of this rank; the same call on every rank, under torchrun.
 
-    `mesh`: a `Cluster`, a `DeviceMesh` (dims named pp, dp, cp, tp, in this order, pin degrees;
-    dp_replicate and dp_shard in place of dp say over how many ranks ZeRO shards), or None to read
-    the ranks from torchrun. `plan`: a plan or plan file; without one, rank 0 searches and all ranks
-    get its plan. `timeout_seconds` bounds every wait for another rank. `seed`: of the weights of a
-    model on the meta device. The model is not changed; only this rank's shards of it are
-    materialised.
+    `mesh`: a `Cluster`, a `DeviceMesh` (dims named pp, dp, cp, tp pin degrees, and where its ranks
+    lie the order of these axes; dp_replicate and dp_shard in place of dp say over how many ranks
+    ZeRO shards), or None to read the ranks from torchrun. `plan`: a plan or plan file; without one,
+    rank 0 searches and all ranks get its plan. `timeout_seconds` bounds every wait for another
+    rank. `seed`: of the weights of a model on the meta device. The model is not changed; only this
+    rank's shards of it are materialised.
     """
     from autopar.runtime.ranks import Ranks
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import prod
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -109,15 +110,21 @@ class Program:
         for index, node in enumerate(self.graph.nodes):
             order[node] = index
             args = fx.map_arg((node.args, node.kwargs), lambda n: order[n])
-            digest.update(
-                f"{node.op} {node.target if node.op == 'call_function' else ''} ".encode()
-            )
+            target = _target_name(node.target) if node.op == "call_function" else ""
+            digest.update(f"{node.op} {target} ".encode())
             trained = bool(node.meta.get("requires_grad"))
             digest.update(f"{args} {trained} {_shape_text(node, symbols)}\n".encode())
         return digest.hexdigest()[:16]
 
     def with_graph(self, graph_module: fx.GraphModule, **changes: Any) -> Program:
         return replace(self, graph_module=graph_module, **changes)
+
+
+def _target_name(target: Any) -> str:
+    """The same in every process: the text of a Python function holds its address."""
+    if isinstance(target, FunctionType):
+        return f"{target.__module__}.{target.__qualname__}"
+    return str(target)
 
 
 def is_differentiable(value: torch.Tensor) -> bool:

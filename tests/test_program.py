@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import FunctionType
+
 import torch
 
 from autopar.passes.capture import capture
@@ -47,6 +49,22 @@ def test_fingerprints_tell_changes_of_the_graph() -> None:
     gelu.target = torch.ops.aten.silu.default
     assert program.fingerprint() != print_
     assert toys.captured("tied").fingerprint() != print_
+
+
+def test_fingerprints_hold_no_addresses() -> None:
+    def copy_of(function: FunctionType) -> FunctionType:
+        """Elsewhere in memory, as in another process."""
+        return FunctionType(function.__code__, function.__globals__, function.__name__)
+
+    found = set()
+    for _ in range(2):
+        program = toys.captured("mlp")
+        node = next(n for n in program.graph.nodes if n.op == "call_function")
+        node.target = copy_of(torch.sym_float)
+        found.add(program.fingerprint())
+    assert len(found) == 1
+    node.target = torch.sym_int
+    assert program.fingerprint() not in found
 
 
 def test_fingerprints_tell_what_is_trained() -> None:

@@ -167,6 +167,8 @@ def assign_experts(
     requests = {
         name: Request.of(name, rows, ranks, nodes, replicas, most) for name, rows in read.items()
     }
+    if not time_limit >= 0:
+        raise UsageError(f"time limit of {time_limit} seconds", next_step="give 0 seconds or more")
     deadline = time.monotonic() + time_limit
     layers: dict[str, LayerAssignment] = {}
     for done, (name, request) in enumerate(requests.items()):

@@ -148,9 +148,20 @@ class BestFirst:
         self.later: list[_Entry] = []
         self.queue_left = False
         self.interrupted = False
-        self.families = families(found)
-        for index in self.families:
-            self._push(prices.optimistic(found[index]), index, -1, Stage.OPTIMISTIC)
+        self.families: dict[int, tuple[int, ...]] = {}
+        self.extend(found, first=0)
+
+    def extend(self, found: Sequence[Setting], first: int | None = None) -> None:
+        """Queue more settings; a `run` after it takes up those as well."""
+        if first is None:
+            first = len(self.settings)
+            self.count["pruned by time bound"] -= len(self.queue)
+        self.settings = [*self.settings[:first], *found]
+        more = families(found)
+        self.families |= {i + first: tuple(j + first for j in of) for i, of in more.items()}
+        for index in more:
+            chain = self.prices.optimistic(found[index])
+            self._push(chain, index + first, -1, Stage.OPTIMISTIC)
 
     def _push(
         self, chain: Chain, index: int, alternative: int, stage: Stage, floor: float = 0.0

@@ -22,7 +22,7 @@ from autopar.search.options import SearchOptions, check_pins
 from autopar.search.prices import Prices
 from autopar.search.recipes import recipes
 from autopar.search.result import Choice, Neighbour, RecipeScore, SearchResult
-from autopar.search.space import cp_degrees, legal_degrees, settings
+from autopar.search.space import cp_degrees, legal_degrees, settings, uneven_chunks
 from autopar.units import format_seconds
 
 NO_SEQUENCE = "there are no prices of parts of a sequence"
@@ -89,6 +89,9 @@ def search(
     state = BestFirst(Prices(provider), found, options, limit)
     deadline = begin + options.time_limit if options.time_limit is not None else None
     least = state.run(deadline, progress)
+    if state.best and options.pins.chunks is None and not state.queue_left:
+        state.extend(uneven_chunks(found, state.best.mesh, provider))
+        least = state.run(deadline, progress)
     if state.interrupted:
         notes.append("the search was interrupted: this is the best plan until then")
     if state.best is None:

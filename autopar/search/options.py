@@ -20,6 +20,8 @@ from autopar.search.block_names import check_block_names
 from autopar.search.reshard_pin import check_reshard, reshard_value
 
 _NUMBERS = ("tp", "pp", "dp", "cp", "ep", "shard", "microbatch", "microbatches", "chunks")
+# Digits; no cluster has as many ranks.
+LONGEST_NUMBER = 12
 RECOMPUTE = ("none", "selective", "full")
 WEIGHTS = ("any", "split")
 
@@ -97,6 +99,10 @@ class SearchOptions:
             raise UsageError(
                 f"global batch {self.global_batch}", next_step="give at least one sample per step"
             )
+        if self.time_limit is not None and not self.time_limit >= 0:
+            raise UsageError(
+                f"time limit of {self.time_limit} seconds", next_step="give 0 seconds or more"
+            )
         _known("precision", self.precision, tuple(PRECISION))
         _known("optimizer", self.optimizer, tuple(OPTIMIZERS))
         check_spare(self.spare_experts, self.optimizer)
@@ -149,9 +155,10 @@ def _value(name: str, text: str) -> object:
         _known("zero", text, ("0", "1", "2", "3"))
         return int(text)
     if name in _NUMBERS:
-        if not text.isdecimal() or int(text) < 1:
+        if not text.isdecimal() or len(text) > LONGEST_NUMBER or int(text) < 1:
             raise UsageError(
-                f"{name}={text} is not a degree", next_step="give a whole number of at least 1"
+                f"{name}={text[:LONGEST_NUMBER]} is not a degree",
+                next_step="give a whole number of at least 1",
             )
         return int(text)
     if name == "schedule":

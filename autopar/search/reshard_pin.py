@@ -22,7 +22,15 @@ RESHARD = ("all", "none", "auto")
 
 def reshard_value(text: str) -> str | tuple[str, ...]:
     """`all`, `none`, `auto` or names of blocks."""
-    return text if text in RESHARD else tuple(part for part in text.split("+") if part)
+    if text in RESHARD:
+        return text
+    names = tuple(text.split("+"))
+    if "" in names or len(set(names)) < len(names):
+        raise UsageError(
+            f"reshard={text}: an empty or repeated name",
+            next_step=f"give {', '.join(RESHARD)}, or names of blocks as A+B, each once",
+        )
+    return names
 
 
 def kept_gathered(pins: Pins, names: Sequence[str]) -> frozenset[str] | None:

@@ -22,6 +22,7 @@ FEW = 12
 # The free search tries no more chunks; a pin may ask for more. Each chunk more saves less of the
 # bubble, (p-1)/(vm+p-1), and sends as much again.
 MOST_CHUNKS = 8
+UNEVEN = "numbers of chunks that split unevenly, but on the mesh of the plan"
 # The free search splits sequences so that every rank keeps as many positions: with fewer the
 # messages of attention are long beside its arithmetic, and dp does the same without them.
 LEAST_POSITIONS = 4096
@@ -106,6 +107,16 @@ def settings(
         alone = ", ".join(n for n, holds in zip(names, held, strict=True) if not holds)
         notes.append(f"no stage holds only {alone}: a pipeline stage needs a parameter")
     return found, notes
+
+
+def uneven_chunks(found: Sequence[Setting], mesh: Mesh, provider: CostProvider) -> list[Setting]:
+    """The settings of `found` on the ranks of `mesh` with the numbers of chunks that were left out
+    for splitting the blocks unevenly."""
+    here = [s for s in found if s.mesh.shape == mesh.shape and s.chunks > 1]
+    most = min(MOST_CHUNKS, max(1, sum(provider.holds_parameters)) // mesh.pp)
+    others = sorted(set(range(2, most + 1)) - {s.chunks for s in here})
+    alike = {(s.mesh, s.microbatch, s.schedule, s.zero): s for s in here}
+    return [replace(s, chunks=count) for s in alike.values() for count in others]
 
 
 def orders(mesh: Mesh, cluster: Cluster, pinned: str | None) -> list[Mesh]:
@@ -253,7 +264,7 @@ def _chunks(
     if fit > MOST_CHUNKS:
         left_out[f"more than {MOST_CHUNKS} chunks per pp rank (they can be pinned)"] += 1
     if fit > len(full) + 1:
-        left_out["numbers of chunks that split unevenly (they can be pinned)"] += 1
+        left_out[f"{UNEVEN} (they can be pinned)"] += 1
     return [count for count in full if count <= MOST_CHUNKS]
 
 

@@ -14,7 +14,7 @@ from autopar.cluster import Cluster
 from autopar.cost.optimizer import OPTIMIZERS
 from autopar.cost.setting import EVALUATED_PRECISION
 from autopar.errors import UsageError
-from autopar.interleaving import LOOPED
+from autopar.interleaving import LOOPED, refused
 from autopar.mesh import ORDERS, Mesh
 from autopar.plan_document import SCHEDULES
 from autopar.workflow.configuration import RECOMPUTE, Configuration
@@ -58,7 +58,7 @@ def configuration_from_pins(
     mesh = _sharded(mesh, number.get("shard"), int(pins["zero"]))
     microbatch = number["microbatch"]
     count, rest = divmod(global_batch, mesh.dp * microbatch)
-    if rest or number.get("microbatches", count) != count or not count:
+    if rest or number.get("microbatches", count) != count or count < 1:
         raise UsageError(
             f"global batch {global_batch} is not dp {mesh.dp} x microbatch {microbatch} x "
             f"{number.get('microbatches', 'a whole number')}",
@@ -71,6 +71,11 @@ def configuration_from_pins(
             f"schedule={schedule} with vp={chunks} and pp={mesh.pp}",
             next_step="interleaved and zero-bubble go with vp and pp of 2 or more, the others with "
             "vp=1",
+        )
+    if schedule in LOOPED and (reason := refused(mesh.pp, count)):
+        raise UsageError(
+            f"schedule={schedule} with {count} micro-batches: {reason}",
+            next_step="change the global batch, dp or microbatch",
         )
     if schedule == "zero-bubble":
         _check_zero_bubble(int(pins["zero"]), mesh.ep, pins["recompute"])
@@ -136,11 +141,11 @@ def _sharded(mesh: Mesh, shard: int | None, zero: int) -> Mesh:
     """The mesh with groups of `shard` replicas that ZeRO shards over; None: all of them."""
     if shard is None or shard == mesh.replicas:
         return mesh
-    if mesh.replicas % shard or shard == 1 or zero == 0 or mesh.ep > 1:
+    if mesh.replicas % shard or shard == 1 or zero == 0:
         raise UsageError(
-            f"shard={shard} with zero={zero}, ep={mesh.ep} and {mesh.replicas} ranks of dp and cp",
+            f"shard={shard} with zero={zero} and {mesh.replicas} ranks of dp and cp",
             next_step="ZeRO of 1 to 3 shards over groups of 2 or more of these ranks, whose number "
-            "shard divides; and over all of them with ep",
+            "shard divides",
         )
     return replace(mesh, dp_replicate=mesh.replicas // shard)
 

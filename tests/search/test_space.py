@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from autopar.cluster import Cluster
+from autopar.cost.setting import Setting
 from autopar.mesh import ORDERS, Mesh
-from autopar.search.space import orders
+from autopar.search.space import orders, uneven_chunks
 
 
 @pytest.mark.parametrize(
@@ -36,3 +39,22 @@ def test_a_pinned_order_is_the_only_one() -> None:
     assert [m.order for m in inside] == [ORDERS[1]]
     assert orders(Mesh(pp=2, dp=16, cp=2), cluster, ORDERS[1]) == []
     assert orders(Mesh(dp=64), cluster, ORDERS[1]) == [Mesh(dp=64)]
+
+
+def test_the_plans_mesh_is_tried_with_every_number_of_chunks() -> None:
+    cluster = Cluster.parse("h100:8x8")
+    mesh, other = Mesh(pp=2, dp=32), Mesh(pp=4, dp=16)
+    found = [
+        Setting(cluster, m, 1, 16, schedule, zero, chunks=chunks)
+        for m in (mesh, other)
+        for schedule, counts in (("1f1b", (1,)), ("interleaved", (2, 3, 4, 8)))
+        for chunks in counts
+        for zero in (0, 1)
+    ]
+    provider = SimpleNamespace(holds_parameters=[True] * 17)
+    more = uneven_chunks(found, mesh, provider)  # type: ignore[arg-type]
+    assert {s.mesh for s in more} == {mesh} and {s.schedule for s in more} == {"interleaved"}
+    assert [(s.zero, s.chunks) for s in more] == [(z, c) for z in (0, 1) for c in (5, 6, 7)]
+    few = SimpleNamespace(holds_parameters=[True] * 9)
+    assert uneven_chunks(found, mesh, few) == []  # type: ignore[arg-type]
+    assert uneven_chunks(found[:2], mesh, provider) == []  # type: ignore[arg-type]

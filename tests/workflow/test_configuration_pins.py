@@ -44,11 +44,20 @@ def test_ep_divides_the_ranks_of_dp_and_cp():
         read(BASE + ",ep=3")
 
 
+def test_negative_batches_and_rounds_that_do_not_fit_are_refused():
+    with pytest.raises(UsageError, match="global batch -16 is not dp"):
+        read(BASE, batch=-16)
+    pins = DIVIDED.replace("full", "none").replace("microbatch=2", "microbatch=1")
+    with pytest.raises(UsageError, match="7 micro-batches: .* rounds"):
+        read(pins, batch=28)
+
+
 def test_zero_shards_over_groups_of_the_ranks_of_dp_and_cp():
     assert read(BASE + ",shard=4").mesh == Mesh(1, 8, 2, dp_replicate=2)
     assert read(BASE + ",cp=2,shard=2").mesh == Mesh(1, 4, 2, 2, dp_replicate=4)
     assert read(BASE + ",shard=8").mesh == Mesh(1, 8, 2)
-    for pins in (",shard=3", ",shard=1", ",ep=8,shard=4"):
+    assert read(BASE + ",ep=8,shard=4").mesh == Mesh(1, 8, 2, ep=8, dp_replicate=2)
+    for pins in (",shard=3", ",shard=1"):
         with pytest.raises(UsageError, match="shard=. with zero=1"):
             read(BASE + pins)
     with pytest.raises(UsageError, match="shard=4 with zero=0"):
