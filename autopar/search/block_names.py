@@ -8,6 +8,17 @@ from collections.abc import Sequence
 from autopar.errors import UsageError
 
 
+def names_of(pin: str, text: str) -> tuple[str, ...]:
+    """The names in `A+B`, each once; raises `UsageError` for an empty or repeated one."""
+    names = tuple(part.strip() for part in text.split("+"))
+    if "" in names or len(set(names)) < len(names):
+        raise UsageError(
+            f"{pin}={text}: an empty or repeated name",
+            next_step="give names of blocks as A+B, each once",
+        )
+    return names
+
+
 def check_block_names(given: Sequence[str], names: Sequence[str], what: str) -> None:
     """Raise `UsageError` for a name that no block of the chain `names` has; `what` comes before
     it."""

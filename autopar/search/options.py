@@ -16,7 +16,7 @@ from autopar.experts.spare_slots import check_spare
 from autopar.interleaving import LOOPED
 from autopar.mesh import ORDERS
 from autopar.plan_document import BOUNDARY, SCHEDULES
-from autopar.search.block_names import check_block_names
+from autopar.search.block_names import check_block_names, names_of
 from autopar.search.reshard_pin import check_reshard, reshard_value
 
 _NUMBERS = ("tp", "pp", "dp", "cp", "ep", "shard", "microbatch", "microbatches", "chunks")
@@ -146,16 +146,21 @@ def parse_pins(text: str) -> Pins:
     return Pins(**values)  # type: ignore[arg-type]
 
 
+def is_number(text: str) -> bool:
+    """Whether `int` reads it as a whole number that could be one of ranks."""
+    return text.isascii() and text.isdecimal() and len(text) <= LONGEST_NUMBER
+
+
 def _value(name: str, text: str) -> object:
     if name == "cuts":
-        return tuple(part for part in text.split("+") if part)
+        return names_of(name, text)
     if name == "reshard":
         return reshard_value(text)
     if name == "zero":
         _known("zero", text, ("0", "1", "2", "3"))
         return int(text)
     if name in _NUMBERS:
-        if not text.isdecimal() or len(text) > LONGEST_NUMBER or int(text) < 1:
+        if not is_number(text) or int(text) < 1:
             raise UsageError(
                 f"{name}={text[:LONGEST_NUMBER]} is not a degree",
                 next_step="give a whole number of at least 1",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from autopar.errors import UsageError
 from autopar.interleaving import LOOPED
-from autopar.search.block_names import check_block_names
+from autopar.search.block_names import check_block_names, names_of
 
 if TYPE_CHECKING:
     from autopar.search.options import Pins
@@ -24,13 +24,9 @@ def reshard_value(text: str) -> str | tuple[str, ...]:
     """`all`, `none`, `auto` or names of blocks."""
     if text in RESHARD:
         return text
-    names = tuple(text.split("+"))
-    if "" in names or len(set(names)) < len(names):
-        raise UsageError(
-            f"reshard={text}: an empty or repeated name",
-            next_step=f"give {', '.join(RESHARD)}, or names of blocks as A+B, each once",
-        )
-    return names
+    if text.lower() in RESHARD:
+        raise UsageError(f"reshard={text}", next_step=f"write reshard={text.lower()}")
+    return names_of("reshard", text)
 
 
 def kept_gathered(pins: Pins, names: Sequence[str]) -> frozenset[str] | None:

@@ -220,7 +220,8 @@ def _sharded(mesh: Mesh, zero: int, pins: Pins, left_out: Counter[str]) -> Itera
             left_out["hybrid sharding with ep (it can be pinned)"] += 1
         yield mesh
     elif whole or mesh.replicas % (pins.shard or 1):
-        left_out[f"no groups of shard={pins.shard} ranks: ZeRO-0, or too few replicas"] += 1
+        what = "ZeRO-0 shards nothing" if zero == 0 else f"must divide {mesh.replicas} replicas"
+        left_out[f"shard={pins.shard}: {what}"] += 1
     else:
         for degree in [pins.shard] if pins.shard else divisors(mesh.replicas)[1:]:
             yield replace(mesh, dp_replicate=mesh.replicas // degree)
@@ -246,6 +247,8 @@ def _chunks(
     without = pins.schedule not in (None, *LOOPED) or pins.chunks == 1
     # Chunks are never kept gathered.
     without = without or (needs_resharding(pins) and pins.reshard != "all")
+    if pins.schedule in LOOPED and mesh.pp == 1:
+        left_out[f"schedule={pins.schedule}: one stage has nothing to interleave with"] += 1
     if without or mesh.pp == 1 or (pins.cuts is not None and pins.chunks is None):
         return []
     if microbatches == 1:

@@ -17,6 +17,7 @@ from autopar.errors import UsageError
 from autopar.interleaving import LOOPED, refused
 from autopar.mesh import ORDERS, Mesh
 from autopar.plan_document import SCHEDULES
+from autopar.search.options import is_number
 from autopar.workflow.configuration import RECOMPUTE, Configuration
 
 NUMBERS = ("tp", "pp", "dp", "cp", "ep", "shard", "vp", "microbatch", "microbatches")
@@ -49,12 +50,7 @@ def configuration_from_pins(
             "`autopar plan` choose",
         )
     number = {name: int(pins[name]) for name in NUMBERS if name in pins}
-    mesh = replace(_mesh(number, cluster), order=pins.get("order", ORDERS[0]))
-    if mesh.stages_inside and mesh.cp > 1:
-        raise UsageError(
-            f"order={mesh.order} with cp={mesh.cp}: replicas would not be at even distances",
-            next_step=f"use order={ORDERS[0]}, or cp=1",
-        )
+    mesh = _ordered(_mesh(number, cluster), pins.get("order", ORDERS[0]))
     mesh = _sharded(mesh, number.get("shard"), int(pins["zero"]))
     microbatch = number["microbatch"]
     count, rest = divmod(global_batch, mesh.dp * microbatch)
@@ -132,6 +128,17 @@ def _mesh(number: dict[str, int], cluster: Cluster) -> Mesh:
     return mesh
 
 
+def _ordered(mesh: Mesh, order: str) -> Mesh:
+    """The mesh with its axes in this order."""
+    found = replace(mesh, order=order)
+    if found.stages_inside and mesh.cp > 1:
+        raise UsageError(
+            f"order={order} with cp={mesh.cp}: replicas would not be at even distances",
+            next_step=f"use order={ORDERS[0]}, or cp=1",
+        )
+    return found
+
+
 def _check_zero_bubble(zero: int, ep: int, recompute: str) -> None:
     if reason := zero_bubble.refused(zero=zero, ep=ep, recomputes=recompute != "none"):
         raise UsageError(f"schedule=zero-bubble: {reason}", next_step="use schedule=interleaved")
@@ -161,8 +168,8 @@ def _read(text: str) -> dict[str, str]:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"pins are {', '.join(known)}"
             raise UsageError(f"unknown pin {name!r}", next_step=hint)
-        if name in NUMBERS and not (value.isdecimal() and int(value) > 0):
-            raise UsageError(f"{name}={value}", next_step="give a whole number of at least 1")
+        if name in NUMBERS and not (is_number(value) and int(value) > 0):
+            raise UsageError(f"{name}={value[:20]}", next_step="give a whole number of at least 1")
         if name in WORDS and value not in WORDS[name]:
             raise UsageError(
                 f"{name}={value} is not known", next_step=f"choose one of {', '.join(WORDS[name])}"

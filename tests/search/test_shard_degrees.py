@@ -142,7 +142,7 @@ def test_a_pin_keeps_the_number_and_leaves_out_what_it_does_not_divide():
     found, notes = legal_settings(provider, provider.on, options)
     assert {s.mesh.dp_shard for s in found} == {4} and {s.zero for s in found} == {1, 2, 3}
     assert {s.mesh.replicas for s in found} == {32, 16, 8, 4}
-    assert any("no groups of shard=4 ranks" in note for note in notes)
+    assert any("shard=4: ZeRO-0 shards nothing" in note for note in notes)
     assert search(provider, provider.on, options).choice.mesh.dp_shard == 4
 
 
