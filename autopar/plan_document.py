@@ -6,10 +6,11 @@ with it but are never read by the rewrites or the runtime.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,19 @@ class Plan:
         document.pop("predicted")
         document.pop("notes")
         return document
+
+    def predicted_by_decisions(self) -> Plan:
+        """The same plan, whose predictions name the decisions that they are of."""
+        return replace(self, predicted={**self.predicted, "decisions": self._digest()})
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether its predictions are of other decisions: they were changed since."""
+        return self.predicted.get("decisions") not in (None, self._digest())
+
+    def _digest(self) -> str:
+        text = json.dumps(self.decisions(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
         document = asdict(self)

@@ -14,6 +14,7 @@ def predictions(name: str, value: Any) -> dict[str, Any]:
         {} if value is None else value,
         {
             "status": text,
+            "decisions": text,
             "step_seconds": amount,
             "tokens_per_second_per_gpu": amount,
             "mfu": amount,

@@ -19,7 +19,7 @@ from autopar.units import format_bytes, format_seconds
 def limits(plan: Plan) -> list[str]:
     """Sentences, the most important first; empty when the plan has no predictions."""
     facts = Facts.of(plan)
-    found = [_largest(facts), _bubble(plan, facts), *_communication(plan, facts)]
+    found = [_edited(plan), _largest(facts), _bubble(plan, facts), *_communication(plan, facts)]
     found += [
         order_sentence(plan),
         sequence_sentence(plan),
@@ -50,6 +50,15 @@ def bubble(facts: Facts) -> float:
     outside = ("optimizer", "dp_comm")
     total = sum(v for k, v in facts.time_breakdown.items() if k not in outside)
     return facts.time_breakdown.get("bubble", 0.0) / total if total else 0.0
+
+
+def _edited(plan: Plan) -> str:
+    if not plan.is_edited:
+        return ""
+    return (
+        "The decisions of this plan were changed since it was made: all numbers here are those of "
+        "the plan as it was (`autopar evaluate` and `autopar plan --pin` price a changed one)."
+    )
 
 
 def _largest(facts: Facts) -> str:

@@ -53,6 +53,7 @@ class Outcome:
         if self.plan is not None:
             predicted = dict(self.plan.predicted)
             predicted.pop("search", None)
+            predicted.pop("decisions")
             plan = self.plan
             document |= {
                 **predicted,
@@ -116,7 +117,7 @@ def build_plan(
     choice = result.choice
     assert choice is not None
     bound = {**sizes, "batch": choice.microbatch}
-    return Plan(
+    plan = Plan(
         model=program.name,
         fingerprint=program.fingerprint(),
         cluster=cluster.name,
@@ -143,6 +144,7 @@ def build_plan(
         ),
         notes=tuple(dict.fromkeys((*notes, *result.notes)))[:NOTES_SHOWN],
     )
+    return plan.predicted_by_decisions()
 
 
 def _explained(predictions: dict[str, Any], more: Explanation) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -131,3 +132,13 @@ def in_part(plan: Plan) -> Plan:
         reruns={"model.layers.0": sets},
         predicted={**plan.predicted, "reruns": {"model.layers.0": {"set 1": told}}},
     )
+
+
+def test_a_plan_that_was_edited_says_that_its_numbers_are_of_another() -> None:
+    plan = sample.make_plan().predicted_by_decisions()
+    loaded = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    assert not loaded.is_edited and "were changed since" not in explain(loaded)
+    edited = replace(loaded, microbatch=2 * loaded.microbatch)
+    assert edited.is_edited and "were changed since it was made" in explain(edited)
+    # Notes and predictions are no decisions.
+    assert not replace(loaded, notes=("mine",)).is_edited
