@@ -150,6 +150,8 @@ class Plan:
         for axis in ("cp", EP, REPLICATE):
             if self.mesh.degree(axis) == 1:
                 document["mesh"].pop(axis)
+        if not self.mesh.stages_inside:
+            document["mesh"].pop("order")
         for stage in document["stages"]:
             if not stage["keep_gathered"]:
                 stage.pop("keep_gathered")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.runtime.torch_compat import gradient_edge, weight_groups
+from autopar.runtime.torch_compat import are_made_of, gradient_edge, weight_groups
 
 Tensor = torch.Tensor
 Arrived = Callable[[Sequence[nn.Parameter]], None]
@@ -73,12 +73,17 @@ class WeightGroup:
                 handle.remove()
 
 
+def _order(group: WeightGroup) -> int:
+    """The highest is the first to run."""
+    return 2 if isinstance(group, _Beside) else int(len(group.readers) > 1)
+
+
 class WeightBackward:
     """The second half of one microbatch's backward."""
 
     def __init__(self, groups: Iterable[WeightGroup]) -> None:
         # From the last layer to the first; but before all others those that come by others' ops.
-        self._groups = sorted(groups, key=lambda group: len(group.readers) > 1)
+        self._groups = sorted(groups, key=_order)
 
     def run(self, arrived: Arrived) -> None:
         """`arrived` is called with weights as soon as their gradients are complete."""
@@ -86,6 +91,32 @@ class WeightBackward:
             group = self._groups.pop()
             group.run()
             arrived(group.weights)
+
+
+class _Beside(WeightGroup):
+    """Outputs that no input goes into: they are made of weights alone, as a bias that a stage
+    computes for those after it."""
+
+    def __init__(
+        self,
+        outputs: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+        weights: Sequence[nn.Parameter],
+        others: Iterable[WeightGroup],
+    ) -> None:
+        # Those that are read on the way of an input too are complete later.
+        later = {id(weight) for group in others for weight in group.weights}
+        first = [w for w in weights if id(w) not in later and any(are_made_of(outputs, [w]))]
+        super().__init__((), first)
+        self._pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None]
+        self._read = weights
+
+    def run(self) -> None:
+        outputs, gradients = [o for o, _ in self._pairs], [g for _, g in self._pairs]
+        if outputs:
+            torch.autograd.backward(  # type: ignore[no-untyped-call, unused-ignore]
+                outputs, gradients, retain_graph=True, inputs=list(self._read)
+            )
 
 
 class _Whole(WeightGroup):
@@ -123,11 +154,16 @@ def input_backward(
         whole = [_Whole(ends, gradients, trained)] if ends else []
         return (None,) * len(inputs), WeightBackward(whole)
     groups = [WeightGroup(*found) for found in weight_groups(ends, wanted, trained)]
+    made = are_made_of(ends, wanted)
+    beside = [i for i, of_inputs in enumerate(made) if not of_inputs]
     handles = [handle for group in groups for handle in group.catch()]
     try:
         found = torch.autograd.grad(ends, wanted, gradients, retain_graph=True, allow_unused=True)
     finally:
         for handle in handles:
             handle.remove()
+    if beside:
+        some = [ends[i] for i in beside], [gradients[i] for i in beside]
+        groups.append(_Beside(*some, trained, groups))
     by_input = {id(x): gradient for x, gradient in zip(wanted, found, strict=True)}
     return tuple(by_input.get(id(x)) for x in inputs), WeightBackward(groups)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import importlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,17 +99,26 @@ def weight_groups(
     """Weights by the ops that read them: autograd's nodes between `outputs` and `inputs` at which
     the paths to the weights of a group branch off, and these weights, in the order of `weights`."""
     private: Any = _backward
-
-    def nodes(tensors: Iterable[torch.Tensor]) -> list[Any]:
-        found = [private._get_grad_fn_or_grad_acc(tensor) for tensor in tensors]
-        return [node for node in found if node is not None]
-
-    reverse = private.construct_reverse_graph(nodes(outputs))
-    found = private.get_param_groups(nodes(inputs), nodes(weights), reverse)
+    reverse = private.construct_reverse_graph(_nodes(outputs))
+    found = private.get_param_groups(_nodes(inputs), _nodes(weights), reverse)
     return [
         (list(group["intermediates"]), [node.variable for node in group["params"]])
         for group in found
     ]
+
+
+def are_made_of(outputs: Sequence[torch.Tensor], inputs: Iterable[torch.Tensor]) -> list[bool]:
+    """Of each of the `outputs`, whether autograd comes from it to any of the `inputs`."""
+    private: Any = _backward
+    reverse = private.construct_reverse_graph(_nodes(outputs))
+    behind, _ = private.reverse_closure(_nodes(inputs), set(), reverse)
+    return [node in behind for node in _nodes(outputs)]
+
+
+def _nodes(tensors: Iterable[torch.Tensor]) -> list[Any]:
+    private: Any = _backward
+    found = [private._get_grad_fn_or_grad_acc(tensor) for tensor in tensors]
+    return [node for node in found if node is not None]
 
 
 def gradient_edge(node: Any, index: int) -> GradientEdge:

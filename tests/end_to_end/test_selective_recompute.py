@@ -13,7 +13,7 @@ LAYOUTS = {
     "tp2": "tp=2,pp=1,dp=1,weights=split",
     "tp2 sequence-parallel": "tp=2,pp=1,dp=1,weights=split,boundary=S(1)",
     "pp2": "tp=1,pp=2,dp=1,microbatches=4",
-    "pp2 two chunks": "tp=1,pp=2,dp=1,microbatches=4,chunks=2",
+    "pp2 two chunks": "tp=1,pp=2,dp=1,microbatches=4,chunks=2,schedule=interleaved",
     "dp2 zero0": "tp=1,pp=1,dp=2,zero=0,microbatches=2",
     "dp2 zero2": "tp=1,pp=1,dp=2,zero=2,microbatches=2",
     "dp2 zero3": "tp=1,pp=1,dp=2,zero=3,microbatches=2",

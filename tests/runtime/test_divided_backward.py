@@ -177,3 +177,34 @@ def test_what_was_saved_goes_layer_by_layer() -> None:
     # Of two groups, each a weight and its bias: first the last layer's, which holds what is before.
     assert there == [True, False]
     assert kept["one"]() is None
+
+
+def test_outputs_that_are_made_of_weights_alone_count_too() -> None:
+    """As T5's bias of positions, which its first block hands to all others."""
+    torch.manual_seed(0)
+    weights = {n: nn.Parameter(torch.randn(4, 4)) for n in ("layer", "bias", "only", "unused")}
+    x = torch.randn(3, 4, requires_grad=True)
+
+    def outputs() -> list[torch.Tensor]:
+        bias = weights["bias"].exp().sum(0)
+        return [(x @ weights["layer"]).tanh() + bias, bias, weights["only"].sin().sum(0)]
+
+    gradients = [torch.randn_like(o) for o in outputs()]
+    torch.autograd.backward(outputs(), gradients)
+    wanted = {n: w.grad for n, w in weights.items()}
+    wanted_input, x.grad = x.grad, None
+    for weight in weights.values():
+        weight.grad = None
+
+    found, second = input_backward(outputs(), gradients, [x], weights.values())
+    assert found[0] is not None and wanted_input is not None
+    torch.testing.assert_close(found[0], wanted_input)
+    arrived: list[nn.Parameter] = []
+    second.run(arrived.extend)
+    names = {id(w): n for n, w in weights.items()}
+    assert sorted(names[id(w)] for w in arrived) == ["bias", "layer", "only"]
+    for name, gradient in wanted.items():
+        if gradient is None:
+            assert weights[name].grad is None
+        else:
+            torch.testing.assert_close(weights[name].grad, gradient)
