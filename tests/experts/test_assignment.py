@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import autopar
@@ -75,6 +75,8 @@ def test_bound_holds_and_search_is_legal(request: Request) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(requests())
+@example(Request(load=(0, 1, 5), ranks=2, nodes=1, replicas=1, slots=2, equal=True))
+@example(Request(load=(0, 0, 0), ranks=2, nodes=1, replicas=1, slots=2, equal=True))
 def test_the_solver_finds_and_proves_the_best(request: Request) -> None:
     least, bound = best(request), least_busiest(request)
     found, proven = improved_by_solver(request, by_search(request), bound, 20.0, 0)
