@@ -21,6 +21,13 @@ EXPERT_REPLICA = "expert_replica"
 SHARD, REPLICATE = "dp_shard", "dp_replicate"
 
 
+def order_refused(order: str | None, cp: int) -> str:
+    """Why ranks can't lie in an order; empty when they can."""
+    if order != ORDERS[1] or cp == 1:
+        return ""
+    return "dp and cp ranks together hold a stage, and would not be at even distances"
+
+
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """Degrees of the axes; `tp` is innermost (neighbouring ranks), `pp` outermost.

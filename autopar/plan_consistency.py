@@ -7,7 +7,7 @@ from collections import Counter
 
 from autopar.errors import PlanError
 from autopar.interleaving import LOOPED, refused
-from autopar.mesh import ORDERS
+from autopar.mesh import ORDERS, order_refused
 from autopar.plan_document import OF_ELEMENTS, Plan
 from autopar.zero_bubble import refused as not_divided
 
@@ -73,10 +73,10 @@ def check_expert_groups(plan: Plan) -> None:
 
 def check_order(plan: Plan) -> None:
     """Replicas lie at even distances, as the groups of collectives do."""
-    if plan.mesh.stages_inside and plan.mesh.cp > 1:
+    mesh = plan.mesh
+    if reason := order_refused(mesh.order, mesh.cp):
         raise PlanError(
-            f"mesh.order is {plan.mesh.order} and mesh.cp is {plan.mesh.cp}: dp and cp ranks "
-            "together hold a stage, and would not be at even distances",
+            f"mesh.order is {mesh.order} and mesh.cp is {mesh.cp}: {reason}",
             next_step=f"use the order {ORDERS[0]}, or cp 1",
         )
 

@@ -25,6 +25,12 @@ def parse_bytes(text: str) -> int:
     return round(float(found.group(1)) * factor)
 
 
+def check_time_limit(seconds: float) -> None:
+    """Raise `UsageError` for a limit that is negative or no number."""
+    if not seconds >= 0:
+        raise UsageError(f"time limit of {seconds} seconds", next_step="give 0 seconds or more")
+
+
 def format_bytes(count: float) -> str:
     """In the largest binary unit that keeps the number at 1 or above: `70.0 GiB`, `512 B`."""
     size = abs(count)

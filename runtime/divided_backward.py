@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.runtime.torch_compat import are_made_of, gradient_edge, weight_groups
+from autopar.runtime.torch_compat import gradient_edge, made_of, weight_groups
 
 Tensor = torch.Tensor
 Arrived = Callable[[Sequence[nn.Parameter]], None]
@@ -31,6 +31,11 @@ class WeightGroup:
     def __init__(self, readers: Sequence[Any], weights: Sequence[nn.Parameter]) -> None:
         self.readers, self.weights = readers, weights
         self.gradients: list[tuple[Tensor | None, ...]] = [()] * len(readers)
+
+    @property
+    def precedence(self) -> int:
+        """Those of the highest run first."""
+        return int(len(self.readers) > 1)
 
     def catch(self) -> list[Any]:
         """Hooks for the next backward."""
@@ -73,17 +78,12 @@ class WeightGroup:
                 handle.remove()
 
 
-def _order(group: WeightGroup) -> int:
-    """The highest is the first to run."""
-    return 2 if isinstance(group, _Beside) else int(len(group.readers) > 1)
-
-
 class WeightBackward:
     """The second half of one microbatch's backward."""
 
     def __init__(self, groups: Iterable[WeightGroup]) -> None:
         # From the last layer to the first; but before all others those that come by others' ops.
-        self._groups = sorted(groups, key=_order)
+        self._groups = sorted(groups, key=lambda group: group.precedence)
 
     def run(self, arrived: Arrived) -> None:
         """`arrived` is called with weights as soon as their gradients are complete."""
@@ -106,10 +106,15 @@ class _Beside(WeightGroup):
     ) -> None:
         # Those that are read on the way of an input too are complete later.
         later = {id(weight) for group in others for weight in group.weights}
-        first = [w for w in weights if id(w) not in later and any(are_made_of(outputs, [w]))]
+        first = [w for w in weights if id(w) not in later and made_of(outputs, w)]
         super().__init__((), first)
         self._pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None]
         self._read = weights
+
+    @property
+    def precedence(self) -> int:
+        """Before any other gives back what was saved."""
+        return 2
 
     def run(self) -> None:
         outputs, gradients = [o for o, _ in self._pairs], [g for _, g in self._pairs]
@@ -153,8 +158,8 @@ def input_backward(
     if not wanted or not ends:
         whole = [_Whole(ends, gradients, trained)] if ends else []
         return (None,) * len(inputs), WeightBackward(whole)
-    groups = [WeightGroup(*found) for found in weight_groups(ends, wanted, trained)]
-    made = are_made_of(ends, wanted)
+    read, made = weight_groups(ends, wanted, trained)
+    groups = [WeightGroup(*found) for found in read]
     beside = [i for i, of_inputs in enumerate(made) if not of_inputs]
     handles = [handle for group in groups for handle in group.catch()]
     try:

@@ -95,24 +95,31 @@ def weight_groups(
     outputs: Iterable[torch.Tensor],
     inputs: Iterable[torch.Tensor],
     weights: Iterable[torch.nn.Parameter],
-) -> list[tuple[list[Any], list[torch.nn.Parameter]]]:
+) -> tuple[list[tuple[list[Any], list[torch.nn.Parameter]]], list[bool]]:
     """Weights by the ops that read them: autograd's nodes between `outputs` and `inputs` at which
-    the paths to the weights of a group branch off, and these weights, in the order of `weights`."""
+    the paths to the weights of a group branch off, and these weights, in the order of `weights`.
+    And of each output whether it is made of any of the `inputs`."""
     private: Any = _backward
-    reverse = private.construct_reverse_graph(_nodes(outputs))
-    found = private.get_param_groups(_nodes(inputs), _nodes(weights), reverse)
-    return [
+    ends, starts = _nodes(outputs), _nodes(inputs)
+    reverse = private.construct_reverse_graph(ends)
+    groups = [
         (list(group["intermediates"]), [node.variable for node in group["params"]])
-        for group in found
+        for group in private.get_param_groups(starts, _nodes(weights), reverse)
     ]
+    return groups, _lead_to(ends, starts, reverse)
 
 
-def are_made_of(outputs: Sequence[torch.Tensor], inputs: Iterable[torch.Tensor]) -> list[bool]:
-    """Of each of the `outputs`, whether autograd comes from it to any of the `inputs`."""
+def made_of(outputs: Iterable[torch.Tensor], weight: torch.nn.Parameter) -> bool:
+    """Whether autograd comes from any of the `outputs` to the weight."""
     private: Any = _backward
-    reverse = private.construct_reverse_graph(_nodes(outputs))
-    behind, _ = private.reverse_closure(_nodes(inputs), set(), reverse)
-    return [node in behind for node in _nodes(outputs)]
+    ends = _nodes(outputs)
+    return any(_lead_to(ends, _nodes([weight]), private.construct_reverse_graph(ends)))
+
+
+def _lead_to(ends: Sequence[Any], starts: Sequence[Any], reverse: Any) -> list[bool]:
+    private: Any = _backward
+    behind, _ = private.reverse_closure(starts, set(), reverse)
+    return [node in behind for node in ends]
 
 
 def _nodes(tensors: Iterable[torch.Tensor]) -> list[Any]:

@@ -17,7 +17,7 @@ from autopar.block_cost import BlockCost, tie_groups
 from autopar.cluster import Cluster
 from autopar.cost.chunked_moment import chunked_memory
 from autopar.cost.divided_moment import divided_memory
-from autopar.cost.expert_copies import expert_copies_seconds
+from autopar.cost.expert_copies import COPIED_OVER, expert_copies_seconds
 from autopar.cost.fullest_moment import stage_memory
 from autopar.cost.memory import StageMemory
 from autopar.cost.pipeline import Event, actions, makespan, simulate, step_seconds
@@ -255,7 +255,7 @@ def _end(
             hidden = block.forward if position else 0.0
             spent["dp_comm"] += exposed_gather(gather, hidden, setting)
         spent["tp_comm"] += block.parameter_reduce_seconds
-        for axis in ("tp", EP):
+        for axis in COPIED_OVER:
             spent[f"{axis}_comm"] += expert_copies_seconds(block, setting, axis)
         spent["optimizer"] += optimizer_seconds(block, setting)
     for group in tie_groups([priced[n] for n in stage.blocks]):

@@ -14,6 +14,9 @@ from autopar.cost.collective import collective_time
 from autopar.cost.setting import Setting
 from autopar.mesh import EP, EXPERT_REPLICA, SHARD
 
+# The axes that split experts, and so hold copies of them.
+COPIED_OVER = ("tp", EP)
+
 
 def expert_copies_seconds(block: BlockCost, setting: Setting, axis: str) -> float:
     """Of copies on the ranks of `axis`, ep or tp; zero without spare slots there."""

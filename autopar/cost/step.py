@@ -61,10 +61,10 @@ from typing import NamedTuple
 from autopar.block_cost import BlockCost, PartialRecompute
 from autopar.cluster import Device, Link
 from autopar.cost.collective import collective_time, group_levels
-from autopar.cost.expert_copies import expert_copies_seconds
+from autopar.cost.expert_copies import COPIED_OVER, expert_copies_seconds
 from autopar.cost.memory import optimizer_bytes, trainable_shard
 from autopar.cost.setting import Setting
-from autopar.mesh import EP, EXPERT_REPLICA, REPLICA, REPLICATE, SHARD
+from autopar.mesh import EXPERT_REPLICA, REPLICA, REPLICATE, SHARD
 
 DATA = Path(__file__).parent.parent / "data" / "step.toml"
 # What the seconds of a micro-batch go to.
@@ -130,7 +130,7 @@ def block_times(block: BlockCost, setting: Setting, dp: DpTimes | None = None) -
         end_dp=end,
         end_first=end_first,
         end_tp=block.parameter_reduce_seconds
-        + sum(expert_copies_seconds(block, setting, axis) for axis in ("tp", EP)),
+        + sum(expert_copies_seconds(block, setting, axis) for axis in COPIED_OVER),
         end_optimizer=optimizer_seconds(block, setting),
     )
 

@@ -27,6 +27,7 @@ from autopar.experts.assignment_search import by_search
 from autopar.experts.co_activation import checked_pairs, kept_on_nodes, on_one_node
 from autopar.experts.load import checked_load, read_load
 from autopar.experts.ranks_load import Holders, Request, rows_of_ranks, spare_slots
+from autopar.units import check_time_limit
 
 # Where the busiest rank is this close to the bound, no solver is asked.
 CLOSE = 1e-3
@@ -167,8 +168,7 @@ def assign_experts(
     requests = {
         name: Request.of(name, rows, ranks, nodes, replicas, most) for name, rows in read.items()
     }
-    if not time_limit >= 0:
-        raise UsageError(f"time limit of {time_limit} seconds", next_step="give 0 seconds or more")
+    check_time_limit(time_limit)
     deadline = time.monotonic() + time_limit
     layers: dict[str, LayerAssignment] = {}
     for done, (name, request) in enumerate(requests.items()):

@@ -131,7 +131,7 @@ class BestFirst:
     def __init__(
         self, prices: Prices, found: Sequence[Setting], options: SearchOptions, limit: int
     ) -> None:
-        self.prices, self.settings, self.limit = prices, found, limit
+        self.prices, self.limit = prices, limit
         pins = options.pins
         self.recompute = pins.recompute or "auto"
         self.free = self.recompute == "auto"
@@ -148,15 +148,16 @@ class BestFirst:
         self.later: list[_Entry] = []
         self.queue_left = False
         self.interrupted = False
+        self.settings: list[Setting] = []
         self.families: dict[int, tuple[int, ...]] = {}
-        self.extend(found, first=0)
+        self.extend(found)
 
-    def extend(self, found: Sequence[Setting], first: int | None = None) -> None:
+    def extend(self, found: Sequence[Setting]) -> None:
         """Queue more settings; a `run` after it takes up those as well."""
-        if first is None:
-            first = len(self.settings)
+        first = len(self.settings)
+        self.settings += found
+        if self.queue:  # what an earlier run left is counted when the next one ends
             self.count["pruned by time bound"] -= len(self.queue)
-        self.settings = [*self.settings[:first], *found]
         more = families(found)
         self.families |= {i + first: tuple(j + first for j in of) for i, of in more.items()}
         for index in more:

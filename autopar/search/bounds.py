@@ -32,7 +32,7 @@ from autopar.cost.step import (
 from autopar.interleaving import round_size
 from autopar.search import interleaved, zero_bubble
 from autopar.search.any_chunks import AnyChunks
-from autopar.search.chain import Chain, Floats, Ints
+from autopar.search.chain import Chain, Floats, Ints, sums_before
 from autopar.search.interleaved.times import ChunkTimes, chunk_times
 
 
@@ -203,7 +203,7 @@ def _kept_totals(chain: Chain, keys: tuple[AnyChunks, ...], sums: bool, room: in
 
 
 @lru_cache(maxsize=16384)
-def _savings(chain: Chain, keys: tuple[AnyChunks, ...], sums: bool) -> tuple[Floats, Floats]:
+def _savings(chain: Chain, keys: tuple[AnyChunks, ...], sums: bool) -> tuple[Ints, Floats]:
     """Bytes of kept blocks, and the seconds of a micro-batch that they save at most."""
     before = [t.kept for t in _times(chain, keys, sums)]
     after = [t.kept for t in _times(chain, _keeping(keys), sums)]
@@ -215,8 +215,7 @@ def _savings(chain: Chain, keys: tuple[AnyChunks, ...], sums: bool) -> tuple[Flo
     # What takes no bytes is there without any.
     free = float(saves[nbytes == 0].sum())
     order = order[nbytes[order] > 0]
-    total = np.concatenate([[0], np.cumsum(nbytes[order])])
-    return total, free + np.concatenate([[0.0], np.cumsum(saves[order])])
+    return sums_before(nbytes[order]), free + sums_before(saves[order])
 
 
 def _seconds(chain: Chain, setting: Setting, t: _Totals) -> float:

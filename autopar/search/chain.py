@@ -26,14 +26,14 @@ NONE = -(2**60)
 _price = attrgetter(*(f.name for f in fields(BlockCost) if f.name not in ("name", "kind")))
 
 
-def before(values: NDArray[Number]) -> NDArray[Number]:
+def sums_before(values: NDArray[Number]) -> NDArray[Number]:
     """[i] -> values[0] + ... + values[i - 1]."""
     return np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])
 
 
 def interval_sum(values: NDArray[Number]) -> NDArray[Number]:
     """[a, b] -> values[a] + ... + values[b - 1]."""
-    total = before(values)
+    total = sums_before(values)
     return np.asarray(total[None, :] - total[:-1, None])
 
 

@@ -26,7 +26,15 @@ from autopar.cost import block_moment, memory
 from autopar.cost.fullest_moment import kind_of
 from autopar.cost.setting import Phase, Setting
 from autopar.search.any_chunks import AnyChunks
-from autopar.search.chain import NONE, Chain, Ints, interval_max, interval_sum, running_max
+from autopar.search.chain import (
+    NONE,
+    Chain,
+    Ints,
+    interval_max,
+    interval_sum,
+    running_max,
+    sums_before,
+)
 
 # More than any bytes: a need that nothing meets.
 NEVER = 2**60
@@ -291,8 +299,8 @@ class _Builder:
         made = chain.ints(lambda b: block_moment.left_bytes(b, setting, rooted=rooted))
         if first:
             made = made + chain.ints(lambda b: block_moment.made_bytes(b, setting))
-        behind = _ahead(made)
-        kept, given_back = _ahead(self.saved), _ahead(least) - behind
+        behind = sums_before(made)
+        kept, given_back = sums_before(self.saved), sums_before(least) - behind
         constant = gradients + (0 if first else self.received[:, None])
         # What the blocks behind have made, and (in `floor`) what they have given back.
         made_here = behind[None, :]
@@ -353,8 +361,3 @@ class _Builder:
             inside = inside + np.concatenate([reduced[1:], np.zeros(1, np.int64)])
         end = chain.ints(lambda b: block_moment.end_bytes(b, setting, first=first) - b.saved_bytes)
         return np.maximum(inside, end)
-
-
-def _ahead(values: Ints) -> Ints:
-    """[i] -> the sum of values[:i]."""
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])

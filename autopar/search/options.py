@@ -14,10 +14,11 @@ from autopar.cost.setting import PRECISION
 from autopar.errors import UsageError
 from autopar.experts.spare_slots import check_spare
 from autopar.interleaving import LOOPED
-from autopar.mesh import ORDERS
+from autopar.mesh import ORDERS, order_refused
 from autopar.plan_document import BOUNDARY, SCHEDULES
 from autopar.search.block_names import check_block_names, names_of
 from autopar.search.reshard_pin import check_reshard, reshard_value
+from autopar.units import check_time_limit
 
 _NUMBERS = ("tp", "pp", "dp", "cp", "ep", "shard", "microbatch", "microbatches", "chunks")
 # Digits; no cluster has as many ranks.
@@ -99,10 +100,8 @@ class SearchOptions:
             raise UsageError(
                 f"global batch {self.global_batch}", next_step="give at least one sample per step"
             )
-        if self.time_limit is not None and not self.time_limit >= 0:
-            raise UsageError(
-                f"time limit of {self.time_limit} seconds", next_step="give 0 seconds or more"
-            )
+        if self.time_limit is not None:
+            check_time_limit(self.time_limit)
         _known("precision", self.precision, tuple(PRECISION))
         _known("optimizer", self.optimizer, tuple(OPTIMIZERS))
         check_spare(self.spare_experts, self.optimizer)
@@ -265,10 +264,9 @@ def check_pins(
 
 def _check_order(pins: Pins) -> None:
     """Replicas are at even distances, as the groups of collectives are."""
-    if pins.order == ORDERS[1] and (pins.cp or 1) > 1:
+    if reason := order_refused(pins.order, pins.cp or 1):
         raise UsageError(
-            f"order={pins.order} with cp={pins.cp}: dp and cp ranks together hold a stage, and "
-            "would not be at even distances",
+            f"order={pins.order} with cp={pins.cp}: {reason}",
             next_step=f"pin order={ORDERS[0]}, or cp=1",
         )
 

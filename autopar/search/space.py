@@ -13,7 +13,7 @@ from autopar.cluster import Cluster
 from autopar.cost.collective import group_levels
 from autopar.cost.setting import Setting
 from autopar.interleaving import LOOPED, refused
-from autopar.mesh import ORDERS, REPLICA, Mesh
+from autopar.mesh import ORDERS, REPLICA, Mesh, order_refused
 from autopar.search.options import Pins, SearchOptions, cut_ranks, stage_starts
 from autopar.search.reshard_pin import needs_resharding
 
@@ -125,10 +125,10 @@ def orders(mesh: Mesh, cluster: Cluster, pinned: str | None) -> list[Mesh]:
     mesh, other = (replace(mesh, order=order) for order in ORDERS)
     if mesh.pp == 1 or mesh.dp == 1:
         return [mesh]
-    if mesh.cp > 1:
-        return [] if pinned == ORDERS[1] else [mesh]
     if pinned is not None:
-        return [replace(mesh, order=pinned)]
+        return [] if order_refused(pinned, mesh.cp) else [replace(mesh, order=pinned)]
+    if order_refused(other.order, mesh.cp):
+        return [mesh]
     return [mesh] if _links(mesh, cluster) == _links(other, cluster) else [mesh, other]
 
 

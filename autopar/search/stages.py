@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from autopar.search.partition import (
 )
 from autopar.search.windows import Reach, Windows, given
 
+SomeTable = TypeVar("SomeTable", bound=Table)
 RATIO_GROUPS = 16
 # Columns that are made exact together: few at first, as their prices may rule out the others.
 FIRST_BATCH, LARGEST_BATCH = 256, 16384
@@ -190,7 +191,7 @@ class _Search:
         # Bytes per micro-batch that recomputation has to free, for each stage, and those for each
         # item among the recomputed; the limit is compared in whole bytes.
         memory = columns.memory.taken(take)
-        rows = [slice(first, first + windows.side) for first in windows.first]
+        rows = windows.rows
         needs = [memory.needs(i, int(np.floor(limit)), rows[i]) for i in range(columns.stages)]
         if self.whole:
             gain = np.array([self.full[int(sort)].gain for sort in columns.which], np.int64)
@@ -208,18 +209,7 @@ class _Search:
         for item, kind in enumerate(self.items.kind):
             self.thresholds[..., item] = asked[kind]
         table = np.stack([np.where(fits[r], seconds[r], np.inf) for r in rows])
-        end = take(columns.end)
-        self.table = Table(
-            table,
-            np.stack([end[r] for r in rows]),
-            windows.first,
-            columns.blocks,
-            columns.microbatches,
-        )
-        # A stage begins behind a row of the one before it.
-        row = np.arange(windows.side)[:, None] - np.arange(take.most)[None, :]
-        row = row + np.array(self.table.shifts)[:, None, None]
-        table[(row < 0) | (row >= windows.side)] = np.inf
+        self.table = laid_out(Table, table, take, columns, windows)
         self.exact = self.need <= 0
         self.batch = FIRST_BATCH
         self._relax(table)
@@ -350,6 +340,26 @@ class _Search:
                 left[item] -= 1
                 found[block] = self.items.labels[item]
         return found
+
+
+def laid_out(
+    kind: type[SomeTable], seconds: Floats, band: Band, columns: Columns, windows: Windows
+) -> SomeTable:
+    """The table of stages in windows with these `seconds`, which are `inf` from here on where no
+    stage can begin."""
+    ends = band(columns.end)
+    found = kind(
+        seconds,
+        np.stack([ends[rows] for rows in windows.rows]),
+        windows.first,
+        columns.blocks,
+        columns.microbatches,
+    )
+    # A stage begins behind a row of the one before it.
+    row = np.arange(windows.side)[:, None] - np.arange(band.most)[None, :]
+    row = row + np.array(found.shifts)[:, None, None]
+    seconds[(row < 0) | (row >= windows.side)] = np.inf
+    return found
 
 
 def promising(table: Table, exact: NDArray[np.bool_], target: float) -> tuple[Ints, Floats]:

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from autopar.search.chain import Floats, Ints
+from autopar.search.chain import Floats, Ints, sums_before
 from autopar.search.columns import Columns
 
 # Sums of many seconds differ in their last digits with their order.
@@ -29,6 +29,11 @@ class Windows:
     first: tuple[int, ...]
     side: int
     most: int
+
+    @property
+    def rows(self) -> list[slice]:
+        """Of a table by last block, those of each stage."""
+        return [slice(first, first + self.side) for first in self.first]
 
     @property
     def cells(self) -> int:
@@ -48,8 +53,8 @@ class Reach:
 
     def __init__(self, columns: Columns, limit: float, least: Floats) -> None:
         self.columns, self.limit = columns, limit
-        self.seconds = _ahead(least)
-        self.kept = _ahead(columns.memory.intervals.least)
+        self.seconds = sums_before(least)
+        self.kept = sums_before(columns.memory.intervals.least)
         self.longest = float(least.max())
         n, p = columns.blocks, columns.stages
         # What the ranks do at the end of a step, evenly spread.
@@ -124,7 +129,3 @@ class Reach:
                 states = states + memory.intervals.gradients[start, end]
             found = np.maximum(found, states + phase.in_flight * kept)
         return np.asarray(found)
-
-
-def _ahead(values: Floats | Ints) -> Floats | Ints:
-    return np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])

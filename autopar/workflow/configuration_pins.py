@@ -15,7 +15,7 @@ from autopar.cost.optimizer import OPTIMIZERS
 from autopar.cost.setting import EVALUATED_PRECISION
 from autopar.errors import UsageError
 from autopar.interleaving import LOOPED, refused
-from autopar.mesh import ORDERS, Mesh
+from autopar.mesh import ORDERS, Mesh, order_refused
 from autopar.plan_document import SCHEDULES
 from autopar.search.options import is_number
 from autopar.workflow.configuration import RECOMPUTE, Configuration
@@ -130,13 +130,12 @@ def _mesh(number: dict[str, int], cluster: Cluster) -> Mesh:
 
 def _ordered(mesh: Mesh, order: str) -> Mesh:
     """The mesh with its axes in this order."""
-    found = replace(mesh, order=order)
-    if found.stages_inside and mesh.cp > 1:
+    if reason := order_refused(order, mesh.cp):
         raise UsageError(
-            f"order={order} with cp={mesh.cp}: replicas would not be at even distances",
+            f"order={order} with cp={mesh.cp}: {reason}",
             next_step=f"use order={ORDERS[0]}, or cp=1",
         )
-    return found
+    return replace(mesh, order=order)
 
 
 def _check_zero_bubble(zero: int, ep: int, recompute: str) -> None:

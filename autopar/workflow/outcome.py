@@ -9,10 +9,10 @@ from autopar.block_cost import ChainCost
 from autopar.cluster import Cluster
 from autopar.cost.block_moment import gathered_bytes
 from autopar.cost.evaluate import evaluate
-from autopar.cost.expert_copies import expert_copies_seconds
+from autopar.cost.expert_copies import COPIED_OVER, expert_copies_seconds
 from autopar.cost.fullest_moment import rooted
 from autopar.cost.setting import PRECISION
-from autopar.mesh import EP, Mesh
+from autopar.mesh import Mesh
 from autopar.plan_document import Plan
 from autopar.program import Program
 from autopar.search.result import Choice, SearchResult
@@ -94,7 +94,7 @@ def copies_part(choice: Choice) -> float:
         ranks[index % len(ranks)] += sum(
             expert_copies_seconds(costs[name], choice.setting, axis)
             for name in stage.blocks
-            for axis in ("tp", EP)
+            for axis in COPIED_OVER
         )
     return max(ranks)
 

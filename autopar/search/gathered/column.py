@@ -17,6 +17,7 @@ from autopar.search import knapsack
 from autopar.search.chain import Floats, Ints
 from autopar.search.gathered.moments import Masks, Needs, StageMoments
 from autopar.search.gathered.prices import Prices
+from autopar.search.moment_tables import NEVER
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def _relaxed(prices: Prices, counts: Ints, needs: Needs) -> Floats:
     if not len(items):
         return np.where(open_sets, np.inf, 0.0)
     held = counts[:, items.sort] > 0
-    asked = np.where(held, needs.each[items.kind].T, 2**60).min(axis=1)
+    asked = np.where(held, needs.each[items.kind].T, NEVER).min(axis=1)
     left = np.where(open_sets, np.maximum(needs.least, asked), 0).astype(np.float64)
     for step in knapsack.increments(items, range(len(items))):
         frees = np.minimum(left, step.gain * counts[:, step.sort])

@@ -8,7 +8,7 @@ prefetched.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autopar.cost import block_moment
 from autopar.cost.setting import Phase, Setting
-from autopar.search.chain import NONE, Chain, Ints
+from autopar.search.chain import NONE, Chain, Ints, sums_before
 from autopar.search.moment_tables import NEVER, MomentTables
 
 Masks = NDArray[np.bool_]
@@ -47,8 +47,8 @@ class ChainMoments:
     def __init__(self, chain: Chain, setting: Setting, tables: MomentTables) -> None:
         self.chain, self.setting, self.tables = chain, setting, tables
         intervals = tables.intervals
-        self.saved_ahead = _ahead(chain.ints(lambda b: b.saved_bytes))
-        self.least_ahead = _ahead(chain.ints(lambda b: b.least_kept))
+        self.saved_ahead = sums_before(chain.ints(lambda b: b.saved_bytes))
+        self.least_ahead = sums_before(chain.ints(lambda b: b.least_kept))
         self.working = {first: intervals.working(first, alone=False) for first in (True, False)}
         self.last_working = {first: intervals.working(first, alone=True) for first in (True, False)}
         self.in_forward = chain.ints(block_moment.working_in_forward)
@@ -74,7 +74,7 @@ class ChainMoments:
             )
             if first:
                 made = made + self.chain.ints(lambda b: block_moment.made_bytes(b, self.setting))
-            self._made[rooted, first] = _ahead(made)
+            self._made[rooted, first] = sums_before(made)
         return self._made[rooted, first]
 
 
@@ -160,7 +160,3 @@ def _last_gathered(gathered: Ints) -> Ints:
     """By set and block: of the last block up to this one that gathers anything."""
     some = np.where(gathered > 0, np.arange(gathered.shape[1])[None, :], 0)
     return np.take_along_axis(gathered, np.maximum.accumulate(some, axis=1), axis=1)
-
-
-def _ahead(values: Ints | Sequence[int]) -> Ints:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])

@@ -24,6 +24,7 @@ from autopar.search.gathered.relaxed import Relaxed
 from autopar.search.partition import Partition
 from autopar.search.stages import (
     StageSolution,
+    laid_out,
     legal_intervals,
     promising,
     refined,
@@ -107,22 +108,11 @@ class _Search:
         self.cap = cutoff / self.weight
         band = Band(least.blocks, windows.most)
         fits = band(legal_intervals(least, limit, starts)) & band.some
-        rows = [slice(first, first + windows.side) for first in windows.first]
+        rows = windows.rows
         relaxed = Relaxed(prices, self.limit)
         seconds = np.stack([relaxed.seconds(i, band, r) for i, r in enumerate(rows)])
         seconds[~np.stack([fits[r] for r in rows])] = np.inf
-        ends = band(least.end)
-        self.table = FrontTable(
-            seconds,
-            np.stack([ends[r] for r in rows]),
-            windows.first,
-            least.blocks,
-            least.microbatches,
-        )
-        # A stage begins behind a row of the one before it.
-        row = np.arange(windows.side)[:, None] - np.arange(band.most)[None, :]
-        row = row + np.array(self.table.shifts)[:, None, None]
-        seconds[(row < 0) | (row >= windows.side)] = np.inf
+        self.table = laid_out(FrontTable, seconds, band, least, windows)
         self.exact = np.zeros(seconds.shape, bool)
         self.points: dict[Cell, list[Point]] = {}
         self.batch = FIRST_BATCH

@@ -20,7 +20,7 @@ from autopar.cost import memory
 from autopar.cost.block_moment import gathered_bytes, inside_bytes
 from autopar.cost.setting import Setting
 from autopar.search.any_chunks import AnyChunks
-from autopar.search.chain import Chain, Ints, before
+from autopar.search.chain import Chain, Ints, sums_before
 from autopar.search.interleaved.cuts import legal_cuts
 from autopar.search.interleaved.phases import Phases, phases
 from autopar.search.interleaved.times import between
@@ -41,8 +41,8 @@ class _Once:
     @staticmethod
     def of(chain: Chain, get: Callable[[Held], int]) -> _Once:
         found = [chain.tied(group, get) for group in tie_groups(chain.blocks)]
-        tied = tuple((before(same), int(same[same > 0].min())) for same in found if same.any())
-        return _Once(before(chain.ints(get)), tied)
+        tied = tuple((sums_before(same), int(same[same > 0].min())) for same in found if same.any())
+        return _Once(sums_before(chain.ints(get)), tied)
 
     def parts(self, edges: Ints) -> Ints:
         """[candidates, parts]."""
@@ -75,8 +75,8 @@ def _least_terms(chain: Chain, key: AnyChunks) -> LeastTerms:
     return LeastTerms(
         _Once.of(chain, lambda b: memory.state_bytes(b, setting)),
         _Once.of(chain, lambda b: memory.gradient_bytes(b, setting)),
-        before(chain.ints(lambda b: b.least_kept)),
-        before(chain.ints(lambda b: b.saved_bytes - b.loose_bytes)),
+        sums_before(chain.ints(lambda b: b.least_kept)),
+        sums_before(chain.ints(lambda b: b.saved_bytes - b.loose_bytes)),
         sent,
         chain.ints(lambda b: inside_bytes(b) + gathered_bytes(b, setting, rooted=groups)),
     )

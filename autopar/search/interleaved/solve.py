@@ -200,6 +200,14 @@ class _Search:
         )
 
 
+def below_target(least: Floats, target: float) -> tuple[Ints, float]:
+    """The candidates that take `least` seconds below `target`, shortest first; and the least of the
+    others, `inf` where there are none."""
+    order = np.argsort(least, kind="stable")
+    below, above = np.split(order, [int(np.count_nonzero(least < target))])
+    return below, float(least[above[0]]) if len(above) else float("inf")
+
+
 def family_bound(
     chain: Chain,
     held: Chain,
@@ -220,9 +228,7 @@ def family_bound(
     ends = seconds.ends(edges, pp)
     parts = seconds.parts(edges)
     least = least_makespan(parts, pp, m) + ends
-    order = np.argsort(least, kind="stable")
-    below, above = np.split(order, [int(np.count_nonzero(least < target))])
-    best = float(least[above[0]]) if len(above) else float("inf")
+    below, best = below_target(least, target)
     if not len(below):
         return best
     may_fit = room(LeastBytes, held, AnyChunks(setting), setting.chunks, limit)

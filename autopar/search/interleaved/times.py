@@ -24,7 +24,7 @@ from autopar.block_cost import tie_groups
 from autopar.cost.setting import Setting
 from autopar.cost.step import BlockTimes, block_times, dp_collectives, exposed_gather, tied_seconds
 from autopar.search.any_chunks import AnyChunks
-from autopar.search.chain import Chain, Floats, Ints, Number, before
+from autopar.search.chain import Chain, Floats, Ints, Number, sums_before
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ class ChunkTimes:
 
     @cached_property
     def _kept(self) -> Floats:
-        return before(self.kept)
+        return sums_before(self.kept)
 
     @cached_property
     def _end(self) -> Floats:
-        return before(self.end)
+        return sums_before(self.end)
 
     def parts(self, edges: Ints, *, full: bool = False) -> Floats:
         """[candidates, parts]: forward and backward of one micro-batch; `full`: with all blocks
@@ -98,7 +98,7 @@ def chunk_times(chain: Chain, key: AnyChunks) -> ChunkTimes:
 
 def sums(values: NDArray[Number], edges: Ints) -> NDArray[Number]:
     """[candidates, parts]: sums of per-block values over parts."""
-    return between(before(values), edges)
+    return between(sums_before(values), edges)
 
 
 def between(total: NDArray[Number], edges: Ints) -> NDArray[Number]:
@@ -112,6 +112,11 @@ def over_ranks(parts: Floats, pp: int) -> Floats:
     return np.asarray(parts.reshape(len(parts), parts.shape[1] // pp, pp).sum(axis=1))
 
 
+def ranks_ahead(parts: Floats, pp: int) -> Floats:
+    """[candidates, ranks]: sums over the first parts of the ranks before each one."""
+    return np.asarray(np.cumsum(parts[:, :pp], axis=1) - parts[:, :pp])
+
+
 def least_makespan(parts: Floats, pp: int, microbatches: int) -> Floats:
     """[candidates]: the lower bound of the module's text."""
     busy = least_busy(parts, pp, microbatches)
@@ -120,8 +125,7 @@ def least_makespan(parts: Floats, pp: int, microbatches: int) -> Floats:
 
 def least_busy(parts: Floats, pp: int, microbatches: int) -> Floats:
     """[candidates, ranks]: seconds from the start of a step to the end of a rank, at least."""
-    ahead = np.cumsum(parts[:, :pp], axis=1) - parts[:, :pp]
-    return np.asarray(ahead + microbatches * over_ranks(parts, pp))
+    return np.asarray(ranks_ahead(parts, pp) + microbatches * over_ranks(parts, pp))
 
 
 def forward_seconds(chain: Chain, setting: Setting) -> Floats:

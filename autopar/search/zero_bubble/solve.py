@@ -17,7 +17,12 @@ from autopar.cost.wavefronts import seconds_of_many
 from autopar.search.any_chunks import AnyChunks
 from autopar.search.chain import Chain
 from autopar.search.interleaved.least import room
-from autopar.search.interleaved.solve import FIRST_BATCH, LARGEST_BATCH, candidates
+from autopar.search.interleaved.solve import (
+    FIRST_BATCH,
+    LARGEST_BATCH,
+    below_target,
+    candidates,
+)
 from autopar.search.interleaved.times import ChunkTimes, chunk_times, forward_seconds, sums
 from autopar.search.partition import GAP
 from autopar.search.stages import StageSolution
@@ -104,9 +109,7 @@ def family_bound(
     else:
         ahead = sums(forward_seconds(held, setting), edges)
         least = least_seconds(ahead, seconds.parts(edges), pp, m) + ends
-    order = np.argsort(least, kind="stable")
-    below, above = np.split(order, [int(np.count_nonzero(least < target))])
-    best = float(least[above[0]]) if len(above) else float("inf")
+    below, best = below_target(least, target)
     if not len(below):
         return best
     fits = room(LeastDividedBytes, held, AnyChunks(setting), setting.chunks, limit)(below)

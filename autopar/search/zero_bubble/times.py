@@ -28,7 +28,13 @@ import numpy as np
 from autopar.cost.setting import Setting
 from autopar.interleaving import round_size
 from autopar.search.chain import Chain, Floats, Ints
-from autopar.search.interleaved.times import ChunkTimes, forward_seconds, over_ranks, sums
+from autopar.search.interleaved.times import (
+    ChunkTimes,
+    forward_seconds,
+    over_ranks,
+    ranks_ahead,
+    sums,
+)
 
 
 @dataclass(frozen=True)
@@ -52,9 +58,8 @@ class PartSeconds:
     def least(self, pp: int, microbatches: int) -> Floats:
         """[candidates]: the lower bound of the module's text."""
         first_half = self.backward - self.weights
-        ahead = np.cumsum(self.forward[:, :pp], axis=1) - self.forward[:, :pp]
         warm_up = self._warm_up(pp, microbatches)
-        start = ahead + warm_up
+        start = ranks_ahead(self.forward, pp) + warm_up
         start[:, -1] = np.maximum(start[:, -1], self.forward.sum(axis=1))
         for rank in reversed(range(pp - 1)):
             behind = start[:, rank + 1] + first_half[:, rank + 1 - pp]
@@ -74,15 +79,14 @@ class PartSeconds:
 
     def _drain(self, first_half: Floats, pp: int, microbatches: int) -> Floats:
         """[candidates, ranks]: seconds from the end of a rank until that of the first one."""
-        back = np.cumsum(first_half[:, :pp], axis=1) - first_half[:, :pp] + self.weights[:, :1]
+        back = ranks_ahead(first_half, pp) + self.weights[:, :1]
         kept = np.arange(1, pp + 1)
         left = np.maximum(back - kept * self.weights[:, :pp], 0.0)
         # Of a shorter round what is kept to the end is not of the first part alone.
         return np.where(kept <= round_size(pp, microbatches), left, 0.0)
 
 
-def least_seconds(ahead: Floats, parts: Floats, pp: int, microbatches: int) -> Floats:
+def least_seconds(forward: Floats, parts: Floats, pp: int, microbatches: int) -> Floats:
     """[candidates]: a bound where only the sum of all that a part does is known, and seconds that
-    its forward takes at least (`ahead`)."""
-    first = np.cumsum(ahead[:, :pp], axis=1) - ahead[:, :pp]
-    return np.asarray((first + microbatches * over_ranks(parts, pp)).max(axis=1))
+    its `forward` takes at least."""
+    return np.asarray((ranks_ahead(forward, pp) + microbatches * over_ranks(parts, pp)).max(axis=1))
