@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from autopar.errors import PlanError
-from autopar.interleaving import LOOPED, refused
+from autopar.interleaving import CHUNKED, DIVIDED, chunks_refused, refused
 from autopar.mesh import ORDERS, order_refused
 from autopar.plan_document import OF_ELEMENTS, Plan
 from autopar.zero_bubble import refused as not_divided
@@ -101,30 +101,30 @@ def check_shards(plan: Plan) -> None:
 
 
 def check_schedule(plan: Plan) -> None:
-    """Several chunks for each pp rank go with the interleaved and the zero-bubble schedule, and
-    micro-batches with both."""
-    if (plan.schedule in LOOPED) != (plan.chunks > 1):
-        raise PlanError(
-            f"schedule is {plan.schedule!r} with chunks {plan.chunks}",
-            next_step="interleaved and zero-bubble have chunks of 2 or more, other schedules 1",
-        )
-    if plan.chunks == 1:
-        return
-    if plan.mesh.pp == 1:
+    """The schedule can have as many chunks for each pp rank, and as many micro-batches."""
+    if plan.schedule in CHUNKED and plan.mesh.pp == 1:
         raise PlanError(
             f"schedule is {plan.schedule!r}, but mesh.pp is 1",
             next_step="use pp of at least 2, or schedule 1f1b with chunks 1",
         )
-    if reason := refused(plan.mesh.pp, plan.microbatches):
+    if reason := chunks_refused(plan.schedule, plan.chunks, plan.mesh.pp):
+        raise PlanError(
+            f"schedule is {plan.schedule!r} with chunks {plan.chunks}: {reason}",
+            next_step="change one of the two",
+        )
+    if plan.schedule not in CHUNKED:
+        return
+    if reason := refused(plan.mesh.pp, plan.microbatches, plan.schedule):
         raise PlanError(
             f"schedule is {plan.schedule!r}, but {reason}",
             next_step=f"use a multiple of {plan.mesh.pp} microbatches, or schedule 1f1b",
         )
-    if plan.schedule == "zero-bubble":
+    if plan.schedule in DIVIDED:
         recomputes = any(stage.recomputed for stage in plan.stages)
         if reason := not_divided(zero=plan.zero, ep=plan.mesh.ep, recomputes=recomputes):
             raise PlanError(
-                f"schedule is 'zero-bubble', but {reason}", next_step="use schedule interleaved"
+                f"schedule is {plan.schedule!r}, but {reason}",
+                next_step="use schedule interleaved",
             )
 
 
@@ -176,7 +176,7 @@ def _check_gathered(plan: Plan, index: int) -> None:
             f"{where}, but zero is {plan.zero} and there are {plan.mesh.replicas} replicas",
             next_step="remove keep_gathered, or use zero 3 with dp x cp of 2 or more",
         )
-    if plan.chunks > 1:
+    if plan.schedule in CHUNKED:
         raise PlanError(
             f"{where}, but schedule is {plan.schedule!r} with {plan.chunks} chunks",
             next_step="remove keep_gathered, or use schedule 1f1b or gpipe",

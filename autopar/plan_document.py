@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.errors import PlanError
+from autopar.interleaving import CHUNKED, parts_of, rank_of
 from autopar.mesh import AXES, EP, ORDERS, REPLICATE, Mesh
 from autopar.plan_fields import (
     PLAN,
@@ -32,7 +33,7 @@ from autopar.plan_fields import (
 from autopar.plan_predictions import predictions
 
 VERSION = 1
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+SCHEDULES = ("gpipe", "1f1b", *CHUNKED)
 PRECISIONS = ("fp32", "bf16-mixed", "bf16", "fp16")
 OPTIMIZERS = ("adamw", "adamw-8bit", "adafactor", "sgd", "sgd-momentum")
 # Those whose states are one number for each element of a parameter: they go where it goes.
@@ -72,8 +73,8 @@ class Plan:
     that kind (`kinds` lists them). `cp_placements` names them on the cp axis, which splits the
     sequence; the ops of `placements` are then those of one cp rank. `boundary` is the placement on
     tp of the values that pass from block to block. `sizes` are the dims the program was planned for
-    (batch is the micro-batch). `chunks`: stages of every pp rank; above 1 it is an interleaved or
-    zero-bubble schedule, where stage s is on pp rank s mod pp. `reruns[kind][label]`: ops of a
+    (batch is the micro-batch). `chunks`: stages of every pp rank, which
+    `autopar.interleaving` tells. `reruns[kind][label]`: ops of a
     block of that kind that run again in its backward, by the names that `placements` uses; a
     collective by its op and what it moves, as `all_gather of add`. `spare_experts`: slots that
     every rank has beyond its part of a layer's experts, where ranks split them.
@@ -111,9 +112,13 @@ class Plan:
     def keep_label(self) -> str:
         return keep_label(self.stages)
 
-    def stage_indexes(self, pp: int) -> range:
+    def stage_indexes(self, pp: int) -> tuple[int, ...]:
         """The stages that pp rank `pp` holds, in order."""
-        return range(pp, len(self.stages), self.mesh.pp)
+        return parts_of(self.schedule, pp, self.mesh.pp, self.chunks)
+
+    def pp_rank(self, stage: int) -> int:
+        """The pp rank that holds a stage."""
+        return rank_of(self.schedule, stage, self.mesh.pp)
 
     def decisions(self) -> dict[str, Any]:
         """The document without predictions and notes: what two ranks must agree on."""

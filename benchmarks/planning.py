@@ -103,7 +103,10 @@ def measure(case: Case, timeout_seconds: float) -> Measured:
 
 
 def plan_text(answer: dict[str, Any]) -> str:
-    mesh = " ".join(f"{axis}{n}" for axis, n in answer["mesh"].items() if n > 1)
+    degrees = {axis: n for axis, n in answer["mesh"].items() if axis != "order" and n > 1}
+    mesh = " ".join(f"{axis}{n}" for axis, n in degrees.items())
+    if order := answer["mesh"].get("order"):
+        mesh += f" (ranks {order})"
     micro = answer["microbatch"]
     return (
         f"{mesh}, ZeRO {answer['zero']}, recompute {answer['recompute']}, "

@@ -68,7 +68,7 @@ PINS = {
         "pp=2,tp=2,schedule=1f1b,weights=split,microbatch=1",
         "pp=2,tp=2,schedule=1f1b,weights=split,microbatch=4",
         "pp=4,schedule=1f1b,microbatch=1",
-        "pp=4,schedule=1f1b,microbatch=4",
+        "pp=4,schedule=gpipe,microbatch=2",
         "pp=4,schedule=1f1b,microbatch=1,recompute=full",
     ),
 }

@@ -10,6 +10,7 @@ from torch.distributed.pipelining import (
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
 )
 
 from autopar.plan_document import Plan
@@ -25,10 +26,11 @@ from autopar.stage_program import ValueSpec
 
 Tensor = torch.Tensor
 Batch = dict[str, Tensor]
-# Schedules in which a rank has several stages: torch's, and what they need of a stage.
-LOOPED: dict[str, tuple[Any, type[LoopedStage]]] = {
+# Schedules in which the stages of a rank take turns: torch's, and what they need of a stage.
+IN_TURNS: dict[str, tuple[Any, type[LoopedStage]]] = {
     "interleaved": (ScheduleInterleaved1F1B, LoopedStage),
     "zero-bubble": (ScheduleInterleavedZeroBubble, DividedStage),
+    "zbv": (ScheduleZBVZeroBubble, DividedStage),
 }
 
 
@@ -54,14 +56,14 @@ class SingleStage:
 
 
 class PipelinedStages:
-    """This rank's stages of a pipeline, under torch's GPipe, 1F1B, interleaved 1F1B or
-    zero-bubble schedule."""
+    """This rank's stages of a pipeline, under torch's GPipe, 1F1B, interleaved 1F1B,
+    zero-bubble or ZBV schedule."""
 
     def __init__(self, engines: Sequence[DataParallel], plan: Plan, ranks: Ranks) -> None:
         self._device = ranks.device
         last = engines[-1].stage.program
         self._has_loss = last.index == last.stages - 1
-        schedule, kind = LOOPED.get(plan.schedule, (None, None))
+        schedule, kind = IN_TURNS.get(plan.schedule, (None, None))
         self.stages = [_stage(engine, engines, kind, ranks) for engine in engines]
         options: dict[str, Any] = {"loss_fn": weighted, "scale_grads": False}
         self._schedule: Any

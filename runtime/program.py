@@ -110,7 +110,7 @@ class DistributedProgram(ProgramState):
             error = found
         together(ranks, error)
         facts = _Facts.merged(programs, ranks)
-        ranks.make_tied_groups(facts.tied)
+        ranks.make_tied_groups(facts.tied, plan.pp_rank)
         self._counts = facts.counts
         self._rules = BatchRules(
             facts.inputs, facts.whole, plan.microbatches, ranks.mesh.dp, ranks.index("dp")

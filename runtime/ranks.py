@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,18 +102,16 @@ class Ranks:
         """The ranks that hold the same part of a parameter."""
         return self.experts[EXPERT_REPLICA] if spec.over_ep else self.replicas
 
-    @property
-    def is_last_stage(self) -> bool:
-        return self.index("pp") == self.mesh.pp - 1
-
-    def make_tied_groups(self, stage_sets: Iterable[tuple[int, ...]]) -> None:
+    def make_tied_groups(
+        self, stage_sets: Iterable[tuple[int, ...]], pp_rank: Callable[[int], int]
+    ) -> None:
         """Groups over which gradients of parameters tied across stages are summed.
 
-        Every rank has to call this with the same sets of stage indices; a rank holds every pp-th
-        stage, so at most one of a set.
+        Every rank has to call this with the same sets of stage indices; `pp_rank` tells which rank
+        holds a stage, and holds at most one of a set.
         """
         for stages in sorted({s for s in stage_sets if len(s) > 1}):
-            holders = sorted(stage % self.mesh.pp for stage in stages)
+            holders = sorted(map(pp_rank, stages))
             for place in range(self.mesh.size):
                 here = self.mesh.coordinates(place)
                 if here["pp"]:  # one of the first stage is enough for the others' ranks

@@ -46,7 +46,12 @@ LOOPED_STAGE_HOOKS = (
     "backward_one_chunk",
 )
 # Those that `autopar.runtime.zero_bubble` overrides as well.
-DIVIDED_STAGE_HOOKS = ("backward_maybe_with_nosync", "backward_one_chunk")
+DIVIDED_STAGE_HOOKS = (
+    "backward_maybe_with_nosync",
+    "backward_one_chunk",
+    "get_local_bwd_output",
+    "set_local_bwd_input",
+)
 
 _c10d: Any = distributed_c10d
 

@@ -2,7 +2,8 @@
 zero-bubble schedule asks for it.
 
 The stage without a stage before it has no gradient to pass on: it does its whole backward where the
-others do that of their weights.
+others do that of their weights. Where a V-shaped pipeline turns, the next stage is on the same rank
+and gets what it would receive from hand to hand.
 """
 
 from __future__ import annotations
@@ -41,6 +42,14 @@ class DividedStage(LoopedStage):
         later.run(self._engine.gradients_arrived)
         self._engine.after_weights(last_backward)
         return (), None
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """What a stage on this rank gets of a backward; torch asks for it in an evaluation too."""
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)

@@ -87,7 +87,7 @@ def test_zero_bubble_plans_are_those_that_can_be_run(document: Document, tmp_pat
         "'zero-bubble', but ZeRO-3": {"zero": 3},
         "'zero-bubble', but a recomputed block": {"stages": again},
         "'zero-bubble', but experts that ep splits": {"mesh": mesh, "global_batch": 16},
-        "'zero-bubble' with chunks 1": {"chunks": 1},
+        "'zbv' with chunks 3": {"schedule": "zbv", "chunks": 3},
         "'zero-bubble', but 5 micro-batches do not divide": {"microbatches": 5, "global_batch": 5},
     }
     for message, change in wrong.items():

@@ -12,7 +12,8 @@ there are in it
                   the gradients of one block's weights as they are made; in the first one of a step
                   the gradients that blocks behind have made, later all
 
-Nothing is recomputed, and ZeRO is 0 or 1 (`autopar.zero_bubble`). The first part of the chain does
+What two parts hold of one value at the turn of a V is counted once, until the second one's first
+half. Nothing is recomputed, and ZeRO is 0 or 1 (`autopar.zero_bubble`). The first part of the chain does
 its whole backward in the second half; there only the gradient of its results waits.
 """
 
@@ -124,6 +125,8 @@ def divided_memory(
         _Chunk(StageMoments.of(blocks, start, stop, labels, setting), start == 0)
         for start, stop in chunks
     ]
+    # Where a V turns, the next part keeps as its input what this one has sent.
+    once = held[0].held.sent if len(held) > 1 and chunks[0][1] == chunks[1][0] else 0
     fixed = setting.practice.bucket_bytes * (len(held) - 1)
     early = waiting * max(c.held.received for c in held)
     found = [StageMemory.together([c.held.end() for c in held])]
@@ -136,5 +139,8 @@ def divided_memory(
                 for i, chunk in enumerate(held)
             ]
         )
-        found.append(replace(whole, buffers=whole.buffers + early - fixed))
+        kept = whole.activations
+        if once:
+            kept -= once * (phase.live[1] - phase.delayed[1])
+        found.append(replace(whole, activations=kept, buffers=whole.buffers + early - fixed))
     return max(found, key=lambda memory: memory.total)

@@ -32,7 +32,7 @@ from autopar.cost.step import (
     tied_seconds,
 )
 from autopar.errors import PassError, PlanError
-from autopar.interleaving import waiting
+from autopar.interleaving import parts_of, waiting
 from autopar.mesh import EP, Mesh
 from autopar.plan_document import StagePlan
 
@@ -87,11 +87,16 @@ class Evaluation:
     @property
     def stage_forward(self) -> tuple[float, ...]:
         """Seconds that a stage is busy with the forward of one micro-batch."""
-        return _per_stage(self.part_forward, self.chunks)
+        return self._per_stage(self.part_forward)
 
     @property
     def stage_backward(self) -> tuple[float, ...]:
-        return _per_stage(self.part_backward, self.chunks)
+        return self._per_stage(self.part_backward)
+
+    def _per_stage(self, parts: Sequence[float]) -> tuple[float, ...]:
+        stages = len(parts) // self.chunks
+        held = (parts_of(self.schedule, i, stages, self.chunks) for i in range(stages))
+        return tuple(sum(parts[part] for part in some) for some in held)
 
     @property
     def stage_seconds(self) -> tuple[float, ...]:
@@ -116,11 +121,6 @@ class Evaluation:
     def simulated_seconds(self) -> float:
         """All micro-batches, event by event, without the end of the step."""
         return makespan(self.events())
-
-
-def _per_stage(parts: Sequence[float], chunks: int) -> tuple[float, ...]:
-    stages = len(parts) // chunks
-    return tuple(sum(parts[i::stages]) for i in range(stages))
 
 
 class _Agreeing(Protocol):
@@ -175,7 +175,7 @@ def evaluate_setting(
 ) -> Evaluation:
     """Time and memory of `parts` of the chain, in order, under `setting`, which may be one that is
     never planned: practices of other frameworks. Interleaved schedules have `setting.chunks` times
-    as many parts as stages; stage i holds parts i, i + pp, ..."""
+    as many parts as stages; which ones a stage holds, `autopar.interleaving` says."""
     priced = {b.name: b for b in blocks}
     chain = [b.name for b in blocks]
     stages, chunks = setting.mesh.pp, setting.chunks
@@ -186,11 +186,10 @@ def evaluate_setting(
         )
     orders = actions(setting.schedule, stages, setting.microbatches, chunks)
     costs = [part_seconds(i, parts, priced, setting) for i in range(len(parts))]
-    walks = [
-        walk(i, orders[i], [costs[i + c * stages] for c in range(chunks)]) for i in range(stages)
-    ]
+    held = [setting.parts_of(stage) for stage in range(stages)]
+    walks = [walk(i, orders[i], [costs[part] for part in held[i]]) for i in range(stages)]
     memory = _memory(walks, parts, blocks, setting)
-    whole = [_joined(parts[i::stages]) for i in range(stages)]
+    whole = [_joined([parts[part] for part in some]) for some in held]
     ends = [_end(stage, whole, priced, setting) for stage in whole]
     return _whole(walks, ends, memory, setting)
 
@@ -205,7 +204,7 @@ def _memory(
     names = {n: label for p in parts for n, label in p.recomputed.items()}
     edges = [0, *accumulate(len(p.blocks) for p in parts)]
     spans = list(pairwise(edges))
-    if setting.chunks == 1:
+    if not setting.in_turns:
         counts = [[phase.live[0] for phase in walk.at_backward] for walk in walks]
         return tuple(
             stage_memory(
@@ -214,11 +213,16 @@ def _memory(
             )
             for i in range(len(walks))
         )
-    early = waiting(setting.mesh.pp, setting.microbatches)
+    early = waiting(setting.schedule, setting.mesh.pp, setting.microbatches)
     of_rank = divided_memory if setting.divided else chunked_memory
     return tuple(
         of_rank(
-            blocks, spans[i :: len(walks)], names, dict.fromkeys(walk.at_backward), early, setting
+            blocks,
+            [spans[part] for part in setting.parts_of(i)],
+            names,
+            dict.fromkeys(walk.at_backward),
+            early,
+            setting,
         )
         for i, walk in enumerate(walks)
     )
@@ -274,18 +278,20 @@ def _whole(
 ) -> Evaluation:
     """Put the stages together: the slowest sets the beat, the others' turns are bubble.
 
-    With chunks there is no closed form for uneven stages: the schedule is simulated.
+    With chunks, or divided backwards, there is no closed form for uneven stages: the schedule is
+    simulated.
     """
     m = setting.microbatches
     busy = [sum(w.spent.values()) for w in walks]
     slowest = max(range(len(walks)), key=lambda i: (busy[i], -i))
     longest = max(range(len(ends)), key=lambda i: (sum(ends[i].values()), -i))
-    parts = range(setting.chunks)
-    forward = tuple(w.forward[c] for c in parts for w in walks)
-    backward = tuple(w.backward[c] for c in parts for w in walks)
-    weights = tuple(w.weights[c] for c in parts for w in walks) if setting.divided else ()
+    places = {part: (i, c) for i in range(len(walks)) for c, part in enumerate(setting.parts_of(i))}
+    of_parts = [places[part] for part in range(len(places))]
+    forward = tuple(walks[i].forward[c] for i, c in of_parts)
+    backward = tuple(walks[i].backward[c] for i, c in of_parts)
+    weights = tuple(walks[i].weights[c] for i, c in of_parts) if setting.divided else ()
     bubble = sum(b / m for i, b in enumerate(busy) if i != slowest)
-    if setting.chunks > 1:
+    if setting.in_turns:
         schedule = setting.schedule, setting.chunks
         bubble = step_seconds(forward, backward, m, *schedule, weights) - busy[slowest]
     breakdown = {**walks[slowest].spent, "bubble": bubble, "optimizer": 0.0}

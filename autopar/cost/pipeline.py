@@ -6,7 +6,8 @@ stage i is part c * stages + i of the whole chain. Micro-batches pass through in
 
 Zero-bubble (ZB1P of Qi et al., arXiv 2401.10241, on interleaved chunks) divides a backward: `I`
 makes the gradients that the part before waits for, `W` those of the weights, and fills with it what
-would be bubble.
+would be bubble. Its order is that of one chunk, too (ZB-H1). `zbv` is its V-shaped form
+(`autopar.cost.v_shaped`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.cost.v_shaped import zbv_order
 from autopar.errors import UsageError
-from autopar.interleaving import round_size
+from autopar.interleaving import CHUNKED, DIVIDED, chunks_refused, parts_of, round_size
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+SCHEDULES = ("gpipe", "1f1b", *CHUNKED)
 # The kinds of actions; the second one is a whole backward or its first half.
 KINDS = ("F", "B", "W")
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +61,24 @@ def actions(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> l
     A single stage takes one micro-batch after the other. GPipe runs all forwards, then all
     backwards. 1F1B warms up with as many forwards as there are stages from this one on, then
     alternates a backward and a forward, then drains. `interleaved` does the same with chunks, and
-    `zero-bubble` with divided backwards.
-    Raises `UsageError` for an unknown schedule, or chunks where the schedule has none.
+    `zero-bubble` and `zbv` with divided backwards.
+    Raises `UsageError` for an unknown schedule, or chunks that the schedule has not.
     """
     if schedule not in SCHEDULES:
         raise UsageError(
             f"unknown schedule {schedule!r}", next_step=f"choose one of {', '.join(SCHEDULES)}"
         )
+    if reason := chunks_refused(schedule, chunks, stages):
+        raise UsageError(
+            f"{schedule} with {chunks} chunks on {stages} stages: {reason}",
+            next_step="use other chunks, or 1f1b",
+        )
     if schedule == "interleaved":
         return _interleaved(stages, microbatches, chunks)
     if schedule == "zero-bubble":
         return _zero_bubble(stages, microbatches, chunks)
-    if chunks != 1:
-        raise UsageError(
-            f"{chunks} chunks per stage with {schedule}",
-            next_step="use schedule=interleaved or zero-bubble",
-        )
+    if schedule == "zbv":
+        return [_named(*zbv_order(stage, stages, microbatches)) for stage in range(stages)]
     result = []
     forwards = [Action("F", i) for i in range(microbatches)]
     backwards = [Action("B", i) for i in range(microbatches)]
@@ -98,7 +103,6 @@ def _alternate(
 
 def _interleaved(stages: int, microbatches: int, chunks: int) -> list[list[Action]]:
     """Stages warm up until the first micro-batch comes back from the last chunk of the last one."""
-    _check_looped("interleaved", stages, chunks)
     size = round_size(stages, microbatches)
     units = list(_in_rounds(size, microbatches, chunks))
     forwards = [Action("F", i, c) for i, c in units]
@@ -109,18 +113,25 @@ def _interleaved(stages: int, microbatches: int, chunks: int) -> list[list[Actio
     ]
 
 
-def _check_looped(schedule: str, stages: int, chunks: int) -> None:
-    if stages == 1 or chunks < 2:
-        raise UsageError(
-            f"{schedule} with {chunks} chunks on {stages} stages",
-            next_step="give at least 2 stages and 2 chunks, or use 1f1b",
-        )
+def _named(chunk: Ints, microbatch: Ints, kind: Ints) -> list[Action]:
+    """The actions of a divided schedule by their numbers."""
+    numbers = zip(kind.tolist(), microbatch.tolist(), chunk.tolist(), strict=True)
+    return [Action("FIW"[k], i, c) for k, i, c in numbers]
+
+
+def divided_order(
+    schedule: str, stage: int, stages: int, microbatches: int, chunks: int
+) -> tuple[Ints, Ints, Ints]:
+    """The order of a schedule that divides backwards, as `actions` has it: of each action its
+    chunk, its micro-batch, and its kind, by its number (of `KINDS`)."""
+    if schedule == "zbv":
+        return zbv_order(stage, stages, microbatches)
+    return zero_bubble_order(stage, stages, microbatches, chunks)
 
 
 def _zero_bubble(stages: int, microbatches: int, chunks: int) -> list[list[Action]]:
     """As `interleaved`, but a stage warms up with one forward only for each stage behind it, and
     stage r keeps back the second halves of r backwards, which it has left at the end."""
-    _check_looped("zero-bubble", stages, chunks)
     size = round_size(stages, microbatches)
     units = list(_in_rounds(size, microbatches, chunks))
     forwards = [Action("F", i, c) for i, c in units]
@@ -142,7 +153,7 @@ def _zero_bubble(stages: int, microbatches: int, chunks: int) -> list[list[Actio
 
 def zero_bubble_order(
     stage: int, stages: int, microbatches: int, chunks: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[Ints, Ints, Ints]:
     """The same order as `actions("zero-bubble", ...)[stage]`: of each action its chunk, its
     micro-batch, and its kind, by its number (of `KINDS`)."""
     size = round_size(stages, microbatches)
@@ -158,9 +169,7 @@ def zero_bubble_order(
     return taken[order], np.tile(microbatch, 3)[order], kind[order]
 
 
-def _units(
-    size: int, microbatches: int, chunks: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _units(size: int, microbatches: int, chunks: int) -> tuple[Ints, Ints]:
     """As `_in_rounds`: of each forward its chunk, and its micro-batch."""
     rounds = [np.arange(microbatches)[i : i + size] for i in range(0, microbatches, size)]
     chunk = np.concatenate([np.repeat(np.arange(chunks), len(some)) for some in rounds])
@@ -174,7 +183,7 @@ def _divided_warmup(stage: int, stages: int, size: int, chunks: int) -> int:
 
 def interleaved_order(
     stage: int, stages: int, microbatches: int, chunks: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+) -> tuple[Ints, Ints, NDArray[np.bool_]]:
     """The same order as `actions("interleaved", ...)[stage]`: of each action its chunk and
     micro-batch, and whether it is a forward."""
     size = round_size(stages, microbatches)
@@ -233,6 +242,7 @@ def _order(schedule: str, stages: int, microbatches: int, chunks: int) -> tuple[
     """
     parts = stages * chunks
     orders = actions(schedule, stages, microbatches, chunks)
+    held = [parts_of(schedule, stage, stages, chunks) for stage in range(stages)]
     number: dict[tuple[int, str, int], int] = {}
     position = [0] * stages
     steps: list[_Step] = []
@@ -242,7 +252,7 @@ def _order(schedule: str, stages: int, microbatches: int, chunks: int) -> tuple[
         for stage, order in enumerate(orders):
             while position[stage] < len(order):
                 action = order[position[stage]]
-                part = action.chunk * stages + stage
+                part = held[stage][action.chunk]
                 key, boundary = _input_of(part, action, parts)
                 if key is not None and key not in number:
                     break
@@ -305,7 +315,7 @@ def _seconds_of_kinds(
     forward: Sequence[float], backward: Sequence[float], schedule: str, weights: Sequence[float]
 ) -> tuple[Sequence[float], ...]:
     """Seconds of every part, by the number of a kind."""
-    if schedule != "zero-bubble":
+    if schedule not in DIVIDED:
         return forward, backward
     later = weights or [0.0] * len(backward)
     return forward, [b - w for b, w in zip(backward, later, strict=True)], later

@@ -8,6 +8,7 @@ from typing import Literal
 
 from autopar.cluster import Cluster
 from autopar.cost.optimizer import OPTIMIZERS, Optimizer
+from autopar.interleaving import CHUNKED, DIVIDED, V_SHAPED, parts_of
 from autopar.mesh import Mesh
 
 
@@ -91,7 +92,7 @@ class Setting:
     """One point of the outer search: mesh, micro-batches, schedule, ZeRO level and given inputs.
 
     `microbatch` is the size on one data-parallel rank, `microbatches` how many of them one step
-    has. `chunks`: parts of the model that each stage holds (more than 1: interleaved 1F1B).
+    has. `chunks`: parts of the model that each stage holds (`autopar.interleaving`).
     """
 
     cluster: Cluster
@@ -112,7 +113,21 @@ class Setting:
     @property
     def divided(self) -> bool:
         """Whether backwards are divided into those of values and those of weights."""
-        return self.schedule == "zero-bubble"
+        return self.schedule in DIVIDED
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether parts of the chain take turns in another order than that of 1F1B or GPipe."""
+        return self.schedule in CHUNKED
+
+    @property
+    def turns(self) -> list[int]:
+        """The parts whose next one is on the same rank: where a V turns."""
+        return [self.mesh.pp - 1] if self.schedule in V_SHAPED else []
+
+    def parts_of(self, rank: int) -> tuple[int, ...]:
+        """The parts of the chain that a pp rank holds, by its chunks."""
+        return parts_of(self.schedule, rank, self.mesh.pp, self.chunks)
 
     @property
     def update(self) -> Optimizer:
@@ -131,7 +146,7 @@ class Setting:
     @property
     def may_keep(self) -> bool:
         """Whether some blocks may be kept gathered, and others not."""
-        return self.zero == 3 and self.mesh.replicas > 1 and self.chunks == 1
+        return self.zero == 3 and self.mesh.replicas > 1 and not self.in_turns
 
     @property
     def keeping(self) -> Setting:
@@ -152,9 +167,8 @@ class Setting:
     def in_flight(self, stage: int) -> int:
         """Micro-batches whose activations stage `stage` (from 0) holds at its fullest moment.
 
-        A single stage is no pipeline: it runs one micro-batch after the other. Interleaved
-        schedules (`chunks` above 1) hold parts of micro-batches: `autopar.cost.evaluate` counts
-        them.
+        A single stage is no pipeline: it runs one micro-batch after the other. Of
+        schedules `in_turns` `autopar.cost.evaluate` counts them.
         """
         if self.mesh.pp == 1:
             return 1

@@ -39,8 +39,8 @@ def part_seconds(
     index: int, parts: Sequence[StagePlan], priced: Mapping[str, BlockCost], setting: Setting
 ) -> Part:
     part = parts[index]
-    output = priced[part.blocks[-1]].boundary_bytes if index + 1 < len(parts) else 0
-    received = priced[parts[index - 1].blocks[-1]].boundary_bytes if index else 0
+    output = _sent_behind(index, parts, priced, setting)
+    received = _sent_behind(index - 1, parts, priced, setting)
     forward = _forward(part, priced, setting)
     backward = _backward(part, priced, setting)
     forward["pp_comm"] += send_seconds(output, setting)
@@ -53,6 +53,15 @@ def part_seconds(
         weights["compute"] = sum(priced[name].backward_weights for name in part.blocks)
         backward["compute"] -= weights["compute"]
     return Part(forward, backward, weights)
+
+
+def _sent_behind(
+    index: int, parts: Sequence[StagePlan], priced: Mapping[str, BlockCost], setting: Setting
+) -> int:
+    """Bytes that a part sends to the next one, which may be on the same rank."""
+    if not 0 <= index < len(parts) - 1 or index in setting.turns:
+        return 0
+    return priced[parts[index].blocks[-1]].boundary_bytes
 
 
 @dataclass

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from autopar.cost.pipeline import (
     actions,
+    divided_order,
     interleaved_order,
     waits_for_itself,
-    zero_bubble_order,
 )
+from autopar.interleaving import DIVIDED, parts_of
 
 # Numbers kept at a time when many candidates are simulated together.
 LARGEST_TABLE = 4_000_000
@@ -52,7 +53,8 @@ def wavefronts(schedule: str, stages: int, microbatches: int, chunks: int) -> Wa
     chunk, microbatch, kind = _orders(schedule, stages, microbatches, chunks)
     parts, length = stages * chunks, chunk.shape[1]
     every = np.arange(stages)
-    part = chunk * stages + every[:, None]
+    held = np.array([parts_of(schedule, stage, stages, chunks) for stage in every.tolist()])
+    part = held[every[:, None], chunk]
     price = kind * parts + part
     # Forwards come from the part before, backwards from the one behind, or turn at the last one;
     # second halves come from their first ones.
@@ -84,8 +86,8 @@ def wavefronts(schedule: str, stages: int, microbatches: int, chunks: int) -> Wa
 
 def _orders(schedule: str, stages: int, microbatches: int, chunks: int) -> tuple[Ints, Ints, Ints]:
     """[stages, actions]: chunk and micro-batch of each, and the number of its kind."""
-    if schedule == "zero-bubble":
-        found = [zero_bubble_order(i, stages, microbatches, chunks) for i in range(stages)]
+    if schedule in DIVIDED:
+        found = [divided_order(schedule, i, stages, microbatches, chunks) for i in range(stages)]
     elif schedule == "interleaved":
         some = [interleaved_order(i, stages, microbatches, chunks) for i in range(stages)]
         found = [(c, i, np.where(forward, 0, 1)) for c, i, forward in some]
@@ -119,7 +121,7 @@ def seconds_of_many(
 
 def _seconds(seconds: Floats, microbatches: int, schedule: str, chunks: int) -> Floats:
     """`seconds`: [kinds x parts, candidates]."""
-    kinds = 3 if schedule == "zero-bubble" else 2
+    kinds = 3 if schedule in DIVIDED else 2
     rows, many = seconds.shape
     numbers, stages = rows * microbatches, rows // kinds // chunks
     if numbers * many > LARGEST_TABLE and many > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autopar.interleaving import DIVIDED
 from autopar.plan_document import Plan
 from autopar.report.expert_words import copies_sentence, expert_sentence
 from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts, mesh_text
@@ -90,7 +91,7 @@ def _bubble(plan: Plan, facts: Facts) -> str:
         f"{what} and {plural(m, 'micro-batch', 'micro-batches')} idles "
         f"{formula} = {percent_text(ideal)}."
     )
-    if plan.schedule == "zero-bubble":
+    if plan.schedule in DIVIDED:
         halves = percent_text(divided_bubble(p, m, v))
         text += (
             f" With its backwards divided, in halves as long as a forward, it would be "
@@ -101,7 +102,8 @@ def _bubble(plan: Plan, facts: Facts) -> str:
         sends = format_seconds(facts.time_breakdown.get("pp_comm", 0.0))
         text += f" With one chunk it would be {one}; {v} chunks send {v} times as much ({sends})."
     stages = [float(s.get("forward", 0) + s.get("backward", 0)) for s in facts.stage_seconds]
-    loads = [sum(stages[rank::p]) for rank in range(p)] if stages else []
+    held = [plan.stage_indexes(rank) for rank in range(p)]
+    loads = [sum(stages[i] for i in some) for some in held] if stages else []
     if len(loads) > 1 and sum(loads) > 0:
         slowest, mean = max(range(len(loads)), key=loads.__getitem__), sum(loads) / len(loads)
         over = loads[slowest] / mean - 1

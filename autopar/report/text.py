@@ -86,13 +86,15 @@ def schedule_name(plan: Plan) -> str:
     if plan.schedule == "interleaved":
         return f"interleaved 1F1B with {plan.chunks} chunks"
     if plan.schedule == "zero-bubble":
-        return f"zero-bubble with {plan.chunks} chunks"
+        return f"zero-bubble with {plural(plan.chunks, 'chunk', 'chunks')}"
+    if plan.schedule == "zbv":
+        return "V-shaped zero-bubble"
     return {"gpipe": "GPipe", "1f1b": "1F1B"}.get(plan.schedule, plan.schedule)
 
 
 def stage_name(plan: Plan, stage: int) -> str:
     """The number of a stage, and of the pp rank that holds it where ranks hold several."""
-    return str(stage) if plan.chunks == 1 else f"{stage} (rank {stage % plan.mesh.pp})"
+    return str(stage) if plan.chunks == 1 else f"{stage} (rank {plan.pp_rank(stage)})"
 
 
 def holder(plan: Plan) -> str:

@@ -9,7 +9,7 @@ first, but only for plans little above its bound: when there are none it comes b
 proven, to be solved for plans further above. Everything left in the queue when the best plan meets
 the smallest bound is proven no better. Among equal plans the simpler one wins: lower ZeRO level, no
 sequence-parallel boundary, no hybrid sharding, replicas as neighbours, smaller cp, smaller tp,
-smaller pp, whole backwards, fewer chunks, larger micro-batch.
+smaller pp, whole backwards, no V, fewer chunks, larger micro-batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OTHER_SOLVES = 60
 OTHER_WAITS = 4
 # Plans of so much more than the bound are looked for first, and then of more and more; at last any.
 NEAR, FURTHER, TRIES = 0.04, 2.0, 4
-Tie = tuple[int, bool, int, bool, int, int, int, int, bool, int, int, int]
+Tie = tuple[int, bool, int, bool, int, int, int, int, bool, bool, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def solve_stages(
     given: dict[str, Any] = {"recompute": recompute, "starts": starts, "cutoff": cutoff}
     if setting.divided:
         return zero_bubble.solve(chain, setting, limit, **given)
-    if setting.chunks > 1:
+    if setting.in_turns:
         return interleaved.solve(chain, setting, limit, **given)
     if (kept is None or len(kept)) and setting.may_keep:
         return _solve_gathered(chain, setting, limit, kept, given)
@@ -182,7 +182,7 @@ class BestFirst:
             return
         seconds = max(least.seconds, floor)
         best = self.best.step_seconds if self.best else float("inf")
-        cut = setting.chunks > 1 and stage is not Stage.OPTIMISTIC and self.starts is None
+        cut = setting.in_turns and stage is not Stage.OPTIMISTIC and self.starts is None
         if cut and seconds < best:
             exact = priced and (self.free or setting.divided)
             given = self.limit, best
@@ -201,7 +201,7 @@ class BestFirst:
         mesh = setting.mesh
         split = alternative >= 0 and self.prices.boundary_of(setting, alternative) != "R"
         sizes = mesh.dp_replicate, mesh.stages_inside, mesh.cp, mesh.ep, mesh.tp, mesh.pp
-        order = (setting.zero, split, *sizes, setting.divided, setting.chunks)
+        order = (setting.zero, split, *sizes, setting.divided, bool(setting.turns), setting.chunks)
         return (*order, -setting.microbatch, alternative)
 
     def run(self, deadline: float | None, progress: Callable[[Progress], None] | None) -> float:
@@ -270,7 +270,7 @@ class BestFirst:
     def _expand(self, entry: _Entry) -> None:
         """Learn more about an entry: which alternatives it stands for, or its full price."""
         setting = self.settings[entry.index]
-        if entry.stage is Stage.OPTIMISTIC and setting.chunks > 1:
+        if entry.stage is Stage.OPTIMISTIC and setting.in_turns:
             self._push(self.prices.optimistic(setting), entry.index, -1, Stage.CUT, entry.bound)
             return
         if entry.stage < Stage.SKETCHED:
@@ -302,7 +302,7 @@ class BestFirst:
         best = self.best.step_seconds * (1 + TIE)
         gains = {i: end_gain(chain, setting, self.settings[i], best) for i in others}
         target = best + max(gains.values())
-        if setting.chunks == 1 and target > entry.target:
+        if not setting.in_turns and target > entry.target:
             return None
         found = self.solve(first, entry.alternative, target)
         self.count["solved"] += 1
@@ -316,8 +316,8 @@ class BestFirst:
         """The best plan of an entry if it is below `cutoff` seconds and near its bound. Is it not
         near, the entry is queued again with a larger bound."""
         # Cuts of interleaved schedules are taken in the order of their bounds as it is.
-        one = self.settings[entry.index].chunks == 1
-        target = entry.target if one else float("inf")
+        in_turns = self.settings[entry.index].in_turns
+        target = float("inf") if in_turns else entry.target
         found = self.solve(entry.index, entry.alternative, min(target, cutoff))
         if found is None and target < cutoff:
             heapq.heappush(self.queue, replace(entry, bound=target, tries=entry.tries + 1))

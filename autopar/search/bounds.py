@@ -221,18 +221,19 @@ def _savings(chain: Chain, keys: tuple[AnyChunks, ...], sums: bool) -> tuple[Int
 def _seconds(chain: Chain, setting: Setting, t: _Totals) -> float:
     pp, m = setting.mesh.pp, setting.microbatches
     parts = pp * setting.chunks
-    total = t.kept + t.first + (parts - 1) * (t.least_first + 2 * t.least_send)
+    sends = 2 * (parts - 1 - len(setting.turns))
+    total = t.kept + t.first + (parts - 1) * t.least_first + sends * t.least_send
     slowest = max(total / pp, t.longest)
     end = max((t.end + t.end_first + (pp - 1) * t.least_end_first) / pp, t.longest_end)
-    if setting.chunks == 1:
+    if not setting.in_turns:
         return total + (m - 1) * slowest + end
-    # Interleaved, a rank is busy for all micro-batches, and one of them goes through all parts (if
+    # In turns, a rank is busy for all micro-batches, and one of them goes through all parts (if
     # backwards are divided, not with the gradients of weights).
     return max(m * slowest, 0.0 if setting.divided else total) + end
 
 
 def _peak(chain: Chain, setting: Setting) -> int:
-    if setting.chunks > 1:
+    if setting.in_turns:
         return _interleaved_peak(chain, setting)
     return _peaks(chain, setting)[0]
 

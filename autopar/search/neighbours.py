@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from autopar.cluster import Cluster
-from autopar.interleaving import LOOPED
+from autopar.interleaving import CHUNKED, DIVIDED, ONE_CHUNK, chunks_refused
 from autopar.mesh import ORDERS
 from autopar.search.best_first import BestFirst
 from autopar.search.options import Pins, SearchOptions
@@ -158,24 +158,24 @@ def _schedules(best: Choice, kept: Pins, blocks: int) -> Iterator[_Change]:
     them), with divided backwards or without."""
     other = "gpipe" if best.schedule == "1f1b" else "1f1b"
     yield _Change(f"schedule {other}", replace(kept, schedule=other, chunks=1))
-    if best.chunks == 1:
-        if 2 * best.mesh.pp <= blocks:
-            for looped in LOOPED:
-                pins = replace(kept, schedule=looped, chunks=None)
-                yield _Change(f"schedule {looped}", pins)
-        return
-    looped = "interleaved" if best.schedule == "zero-bubble" else "zero-bubble"
-    yield _Change(f"schedule {looped}", replace(kept, schedule=looped))
+    fit = blocks // best.mesh.pp
+    for other in CHUNKED:
+        if other != best.schedule and (fit > 1 or other in ONE_CHUNK):
+            same = best.setting.in_turns and not chunks_refused(other, best.chunks, best.mesh.pp)
+            pins = replace(kept, schedule=other, chunks=best.chunks if same else None)
+            yield _Change(f"schedule {other}", pins)
     for chunks in (best.chunks - 1, best.chunks + 1):
-        if 1 < chunks <= blocks // best.mesh.pp:
-            yield _Change(f"{chunks} chunks", replace(kept, chunks=chunks))
+        legal = not chunks_refused(best.schedule, chunks, best.mesh.pp)
+        if best.setting.in_turns and 0 < chunks <= fit and legal:
+            text = "one chunk" if chunks == 1 else f"{chunks} chunks"
+            yield _Change(text, replace(kept, chunks=chunks))
 
 
 def _runnable(change: _Change) -> _Change:
     """With whole backwards where the change rules out divided ones."""
     pins = change.pins
     full = pins.recompute == "full"
-    if pins.schedule != "zero-bubble" or not refused(
+    if pins.schedule not in DIVIDED or not refused(
         zero=pins.zero or 0, ep=pins.ep or 1, recomputes=full
     ):
         return change

@@ -13,7 +13,7 @@ from autopar.cost.optimizer import OPTIMIZERS
 from autopar.cost.setting import PRECISION
 from autopar.errors import UsageError
 from autopar.experts.spare_slots import check_spare
-from autopar.interleaving import LOOPED
+from autopar.interleaving import CHUNKED, DIVIDED, ONE_CHUNK, chunks_refused
 from autopar.mesh import ORDERS, order_refused
 from autopar.plan_document import BOUNDARY, SCHEDULES
 from autopar.search.block_names import check_block_names, names_of
@@ -32,7 +32,7 @@ class Pins:
     """Decisions that are not searched; None is free.
 
     `microbatch`: size on one data-parallel rank; `microbatches`: how many per step; `chunks`:
-    stages of every pp rank, above 1 for the interleaved and zero-bubble schedules; `cuts`: the
+    stages of every pp rank (`autopar.interleaving`); `cuts`: the
     first block of every stage but the first (or of every stage). `weights`: `split` stores every
     weight matrix sliced over tp where a dim divides. `shard`: over how many replicas ZeRO shards;
     fewer than all of them is hybrid sharding. `reshard`: of ZeRO-3's blocks those whose parameters
@@ -299,39 +299,41 @@ def cut_ranks(pins: Pins, starts: Sequence[int] | None) -> int | None:
 def _check_chunks(pins: Pins, blocks: int) -> None:
     """Chunks and schedule fit each other and the chain."""
     chunks, schedule = pins.chunks, pins.schedule
-    looped = schedule in LOOPED
-    if schedule is not None and chunks is not None and looped != (chunks > 1):
+    reason = chunks_refused(schedule, chunks, pins.pp or 2) if schedule and chunks else ""
+    if reason:
         raise UsageError(
-            f"schedule={schedule} with chunks={chunks}",
-            next_step="interleaved and zero-bubble have chunks of 2 or more, other schedules 1",
+            f"schedule={schedule} with chunks={chunks}: {reason}",
+            next_step="change one of the two, or free it",
         )
-    interleaved = looped or (chunks or 1) > 1
+    interleaved = schedule in CHUNKED or (chunks or 1) > 1
     if interleaved and pins.pp == 1:
         raise UsageError(
             f"schedule={schedule or 'interleaved'} with pp=1",
             next_step="pin pp of at least 2, or free it",
         )
-    if schedule == "zero-bubble":
-        _check_zero_bubble(pins)
-    if looped and pins.cuts is not None and chunks is None:
+    if schedule in DIVIDED:
+        _check_divided(pins)
+    several = schedule in CHUNKED and schedule not in ONE_CHUNK
+    if several and pins.cuts is not None and chunks is None:
         raise UsageError(
             f"schedule={schedule} with cuts, but without chunks",
             next_step="pin chunks too: the cuts make pp x chunks stages",
         )
-    parts = (pins.pp or 2) * (chunks or 2)
+    chunks = chunks or (2 if several else 1)
+    parts = (pins.pp or 2) * chunks
     if interleaved and parts > blocks:
         raise UsageError(
-            f"pp={pins.pp or 2} x chunks={chunks or 2} is {parts} stages, but the model has"
+            f"pp={pins.pp or 2} x chunks={chunks} is {parts} stages, but the model has"
             f" {blocks} blocks",
             next_step="choose fewer stages or chunks",
         )
 
 
-def _check_zero_bubble(pins: Pins) -> None:
+def _check_divided(pins: Pins) -> None:
     recomputes = pins.recompute == "full"
     if reason := zero_bubble.refused(zero=pins.zero or 0, ep=pins.ep or 1, recomputes=recomputes):
         raise UsageError(
-            f"schedule=zero-bubble can't be pinned with that: {reason}",
+            f"schedule={pins.schedule} can't be pinned with that: {reason}",
             next_step="pin schedule=interleaved, or free the other",
         )
 

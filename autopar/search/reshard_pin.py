@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autopar.errors import UsageError
-from autopar.interleaving import LOOPED
+from autopar.interleaving import CHUNKED
 from autopar.search.block_names import check_block_names, names_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def check_reshard(pins: Pins, names: Sequence[str]) -> None:
             f"{told} with dp x cp = 1: there is nothing to shard over",
             next_step="pin a dp of at least 2, or free one of the two",
         )
-    if pins.reshard not in ("all", "auto") and (pins.schedule in LOOPED or (pins.chunks or 1) > 1):
+    if pins.reshard not in ("all", "auto") and (pins.schedule in CHUNKED or (pins.chunks or 1) > 1):
         raise UsageError(
             f"{told} with {pins.schedule or 'interleaved'} chunks, whose blocks are all resharded",
             next_step="pin schedule=1f1b or gpipe, or reshard=all",

@@ -59,7 +59,7 @@ def smallest_memory(
         _, chain = prices.chain(setting, alternative)
         if setting.divided:
             peak = zero_bubble.least_peak(chain, setting, recompute, starts)
-        elif setting.chunks > 1:
+        elif setting.in_turns:
             peak = interleaved.least_peak(chain, setting, recompute, starts)
         else:
             peak = _least_peak(chain, setting, recompute, starts, kept)

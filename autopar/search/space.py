@@ -12,7 +12,7 @@ from autopar.block_cost import CostProvider, ExpertProvider, SequenceProvider
 from autopar.cluster import Cluster
 from autopar.cost.collective import group_levels
 from autopar.cost.setting import Setting
-from autopar.interleaving import LOOPED, refused
+from autopar.interleaving import CHUNKED, DIVIDED, LOOPED, V_SHAPED, chunks_refused, refused
 from autopar.mesh import ORDERS, REPLICA, Mesh, order_refused
 from autopar.search.options import Pins, SearchOptions, cut_ranks, stage_starts
 from autopar.search.reshard_pin import needs_resharding
@@ -113,6 +113,7 @@ def uneven_chunks(found: Sequence[Setting], mesh: Mesh, provider: CostProvider) 
     """The settings of `found` on the ranks of `mesh` with the numbers of chunks that were left out
     for splitting the blocks unevenly."""
     here = [s for s in found if s.mesh.shape == mesh.shape and s.chunks > 1]
+    here = [s for s in here if s.schedule in LOOPED]
     most = min(MOST_CHUNKS, max(1, sum(provider.holds_parameters)) // mesh.pp)
     others = sorted(set(range(2, most + 1)) - {s.chunks for s in here})
     alike = {(s.mesh, s.microbatch, s.schedule, s.zero): s for s in here}
@@ -184,28 +185,15 @@ def _of_mesh(
             left_out["the model was captured with another, fixed batch size"] += 1
             continue
         kinds = [(s, 1) for s in _schedule(mesh, count, pins, left_out)]
-        looped = _chunks(mesh, count, pins, most, left_out)
-        kinds += [(s, c) for s in _looped(mesh, pins, left_out) for c in looped]
+        kinds += _in_turns(mesh, count, pins, most, left_out)
         given = options.precision, options.optimizer
         found += [
             Setting(cluster, sharded, size, count, schedule, zero, *given, chunks)
             for schedule, chunks in kinds
             for zero in _zero_levels(mesh, pins, chunks, left_out)
-            if schedule != "zero-bubble" or zero in zero_bubble.ZERO_LEVELS
+            if schedule not in DIVIDED or zero in zero_bubble.ZERO_LEVELS
             for sharded in _sharded(mesh, zero, pins, left_out)
         ]
-    return found
-
-
-def _looped(mesh: Mesh, pins: Pins, left_out: Counter[str]) -> list[str]:
-    """The schedules in which ranks have several chunks."""
-    found = [pins.schedule] if pins.schedule in LOOPED else list(LOOPED)
-    if "zero-bubble" not in found:
-        return found
-    reason = zero_bubble.refused(ep=mesh.ep, recomputes=pins.recompute == "full")
-    if reason:
-        left_out[f"zero-bubble: {reason}"] += 1
-        found.remove("zero-bubble")
     return found
 
 
@@ -229,7 +217,7 @@ def _sharded(mesh: Mesh, zero: int, pins: Pins, left_out: Counter[str]) -> Itera
 
 def _schedule(mesh: Mesh, microbatches: int, pins: Pins, left_out: Counter[str]) -> list[str]:
     """1F1B where it is legal: GPipe takes the same time and never less memory."""
-    if pins.schedule in LOOPED or (pins.chunks or 1) > 1:
+    if pins.schedule in CHUNKED or (pins.chunks or 1) > 1:
         return []
     if microbatches >= mesh.pp:
         return [pins.schedule or "1f1b"]
@@ -240,35 +228,61 @@ def _schedule(mesh: Mesh, microbatches: int, pins: Pins, left_out: Counter[str])
     return ["gpipe"]
 
 
-def _chunks(
+def _in_turns(
     mesh: Mesh, microbatches: int, pins: Pins, most: tuple[int, str], left_out: Counter[str]
-) -> list[int]:
-    """How many chunks each pp rank may have under interleaved 1F1B or zero-bubble."""
-    without = pins.schedule not in (None, *LOOPED) or pins.chunks == 1
+) -> list[tuple[str, int]]:
+    """The schedules in which parts of the chain take turns, each with every number of chunks that a
+    pp rank may have."""
+    found = [s for s in CHUNKED if pins.schedule in (None, s)]
     # Chunks are never kept gathered.
-    without = without or (needs_resharding(pins) and pins.reshard != "all")
-    if pins.schedule in LOOPED and mesh.pp == 1:
-        left_out[f"schedule={pins.schedule}: one stage has nothing to interleave with"] += 1
-    if without or mesh.pp == 1 or (pins.cuts is not None and pins.chunks is None):
+    if not found or (needs_resharding(pins) and pins.reshard != "all"):
+        return []
+    if mesh.pp == 1:
+        if pins.schedule is not None:
+            left_out[f"schedule={pins.schedule}: {chunks_refused(found[0], 2, 1)}"] += 1
         return []
     if microbatches == 1:
         left_out["one micro-batch has nothing to interleave with"] += 1
         return []
+    divided = [s for s in found if s in DIVIDED]
+    reason = zero_bubble.refused(ep=mesh.ep, recomputes=pins.recompute == "full")
+    if divided and reason:
+        left_out[f"{' and '.join(divided)}: {reason}"] += 1
+        found = [s for s in found if s not in DIVIDED]
     if reason := refused(mesh.pp, microbatches):
-        left_out[f"{pins.schedule or 'interleaved'}: {reason}"] += 1
-        return []
+        left_out[f"{pins.schedule or 'interleaved'}: {reason}"] += found != list(V_SHAPED)
+        found = [s for s in found if s in V_SHAPED]
+    looped = [s for s in found if s in LOOPED]
+    counts = _chunks(mesh, pins, most, left_out) if looped else []
+    kinds = [(s, c) for s in looped for c in counts if not chunks_refused(s, c, mesh.pp)]
+    return kinds + [(s, 2) for s in found if s in V_SHAPED and _turns(mesh, pins, most, left_out)]
+
+
+def _turns(mesh: Mesh, pins: Pins, most: tuple[int, str], left_out: Counter[str]) -> bool:
+    """Whether the chain can go over the ranks and back."""
+    if pins.chunks not in (None, 2) or (pins.cuts is not None and pins.chunks is None):
+        return False
+    if most[0] < 2 * mesh.pp:
+        left_out[f"two chunks for each pp rank are more stages than the {most[1]}"] += 1
+    return most[0] >= 2 * mesh.pp
+
+
+def _chunks(mesh: Mesh, pins: Pins, most: tuple[int, str], left_out: Counter[str]) -> list[int]:
+    """How many chunks each pp rank may have."""
+    if pins.cuts is not None and pins.chunks is None:
+        return [1]
     fit = most[0] // mesh.pp
     if pins.chunks is not None:
         if pins.chunks > fit:
             left_out[f"more stages than the {most[1]}"] += 1
         return [pins.chunks] if pins.chunks <= fit else []
     # As many chunks as blocks allow of 1, 2, ... each: numbers between these split unevenly.
-    full = sorted({fit // size for size in range(1, fit + 1)} - {0, 1})
+    full = {1, *(fit // size for size in range(1, fit + 1))}
     if fit > MOST_CHUNKS:
         left_out[f"more than {MOST_CHUNKS} chunks per pp rank (they can be pinned)"] += 1
-    if fit > len(full) + 1:
+    if fit > len(full):
         left_out[f"{UNEVEN} (they can be pinned)"] += 1
-    return [count for count in full if count <= MOST_CHUNKS]
+    return sorted(count for count in full if count <= MOST_CHUNKS)
 
 
 def _zero_levels(mesh: Mesh, pins: Pins, chunks: int, left_out: Counter[str]) -> tuple[int, ...]:

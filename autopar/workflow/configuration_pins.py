@@ -14,7 +14,7 @@ from autopar.cluster import Cluster
 from autopar.cost.optimizer import OPTIMIZERS
 from autopar.cost.setting import EVALUATED_PRECISION
 from autopar.errors import UsageError
-from autopar.interleaving import LOOPED, refused
+from autopar.interleaving import CHUNKED, DIVIDED, V_SHAPED, chunks_refused, refused
 from autopar.mesh import ORDERS, Mesh, order_refused
 from autopar.plan_document import SCHEDULES
 from autopar.search.options import is_number
@@ -60,21 +60,21 @@ def configuration_from_pins(
             f"{number.get('microbatches', 'a whole number')}",
             next_step="change the global batch, dp or microbatch",
         )
-    chunks = number.get("vp", 1)
-    schedule = pins.get("schedule", "interleaved" if chunks > 1 else "1f1b")
-    if (schedule in LOOPED) != (chunks > 1) or (chunks > 1 and mesh.pp == 1):
+    given = pins.get("schedule")
+    chunks = number.get("vp", 2 if given in V_SHAPED else 1)
+    schedule = given or ("interleaved" if chunks > 1 else "1f1b")
+    if reason := chunks_refused(schedule, chunks, mesh.pp):
         raise UsageError(
-            f"schedule={schedule} with vp={chunks} and pp={mesh.pp}",
-            next_step="interleaved and zero-bubble go with vp and pp of 2 or more, the others with "
-            "vp=1",
+            f"schedule={schedule} with vp={chunks} and pp={mesh.pp}: {reason}",
+            next_step="change one of them",
         )
-    if schedule in LOOPED and (reason := refused(mesh.pp, count)):
+    if schedule in CHUNKED and (reason := refused(mesh.pp, count, schedule)):
         raise UsageError(
             f"schedule={schedule} with {count} micro-batches: {reason}",
             next_step="change the global batch, dp or microbatch",
         )
-    if schedule == "zero-bubble":
-        _check_zero_bubble(int(pins["zero"]), mesh.ep, pins["recompute"])
+    if schedule in DIVIDED:
+        _check_divided(schedule, int(pins["zero"]), mesh.ep, pins["recompute"])
     _check_reshard(pins, mesh, chunks)
     return Configuration(
         cluster,
@@ -138,9 +138,9 @@ def _ordered(mesh: Mesh, order: str) -> Mesh:
     return replace(mesh, order=order)
 
 
-def _check_zero_bubble(zero: int, ep: int, recompute: str) -> None:
+def _check_divided(schedule: str, zero: int, ep: int, recompute: str) -> None:
     if reason := zero_bubble.refused(zero=zero, ep=ep, recomputes=recompute != "none"):
-        raise UsageError(f"schedule=zero-bubble: {reason}", next_step="use schedule=interleaved")
+        raise UsageError(f"schedule={schedule}: {reason}", next_step="use schedule=interleaved")
 
 
 def _sharded(mesh: Mesh, shard: int | None, zero: int) -> Mesh:

@@ -96,7 +96,7 @@ def _parameters(parts: Parts, blocks: Blocks) -> dict[str, ParameterSpec]:
                     next_step="give both the same placement in the plan",
                 )
             stages = sorted({*(before.stages if before else ()), stage_of[block.name]})
-            _refuse_two_copies(fqn, stages, parts.decided.mesh.pp)
+            _refuse_two_copies(fqn, stages, parts.decided)
             specs[fqn] = ParameterSpec(
                 fqn,
                 tuple(value.shape),
@@ -110,13 +110,13 @@ def _parameters(parts: Parts, blocks: Blocks) -> dict[str, ParameterSpec]:
     return specs
 
 
-def _refuse_two_copies(fqn: str, stages: list[int], pp: int) -> None:
-    """A rank holds every pp-th stage, and each stage its own copy of a tied parameter."""
-    on = [stage % pp for stage in stages]
+def _refuse_two_copies(fqn: str, stages: list[int], plan: Plan) -> None:
+    """Every stage has its own copy of a tied parameter."""
+    on = [plan.pp_rank(stage) for stage in stages]
     if len(set(on)) < len(on):
         raise PlanError(
-            f"parameter {fqn!r} is tied over stages {stages}, two of which are on one of {pp} pp "
-            "ranks",
+            f"parameter {fqn!r} is tied over stages {stages}, two of which are on one of "
+            f"{plan.mesh.pp} pp ranks",
             next_step="move the cuts so that its blocks are on different pp ranks or in one stage",
         )
 

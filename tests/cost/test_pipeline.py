@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed.pipelining import ScheduleInterleavedZeroBubble
+from torch.distributed.pipelining import ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble
 
-from autopar.cost.pipeline import Action, actions, in_flight, makespan, simulate
+from autopar.cost.pipeline import Action, actions, in_flight, makespan, simulate, step_seconds
 from autopar.errors import UsageError
 from autopar.interleaving import refused, round_size
 
@@ -154,7 +154,7 @@ def test_zero_bubble_as_text():
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 8])
-@pytest.mark.parametrize("chunks", [2, 3, 4])
+@pytest.mark.parametrize("chunks", [1, 2, 3, 4])
 def test_zero_bubble_is_the_order_of_torch(stages, chunks):
     kinds = {"FORWARD": "F", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
     for microbatches in (n for n in range(1, 26) if not refused(stages, n)):
@@ -170,6 +170,40 @@ def test_zero_bubble_is_the_order_of_torch(stages, chunks):
                 if a is not None
             ]
             assert order == expected
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+def test_zbv_is_the_order_of_torch(stages):
+    kinds = {"FORWARD": "F", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+    for microbatches in range(1, 26):
+        torchs = object.__new__(ScheduleZBVZeroBubble)
+        torchs.pp_group_size, torchs.num_stages = stages, 2 * stages
+        torchs._n_microbatches = microbatches
+        for rank, order in enumerate(actions("zbv", stages, microbatches, 2)):
+            expected = [
+                Action(kinds[a.computation_type.name], a.microbatch_index, a.stage_index != rank)
+                for a in torchs._calculate_single_rank_operations(rank)
+                if a is not None
+            ]
+            assert order == expected
+
+
+def test_zbv_as_text():
+    first, last = actions("zbv", 2, 3, 2)
+    assert " ".join(map(str, first)) == (
+        "F0 F1 F2 F0.1 I0.1 W0.1 F1.1 I1.1 W1.1 I0 W0 F2.1 I2.1 W2.1 I1 W1 I2 W2"
+    )
+    assert " ".join(map(str, last)) == (
+        "F0 F0.1 F1 F1.1 I0.1 W0.1 F2 I0 W0 F2.1 I1.1 W1.1 I1 I2.1 I2 W1 W2.1 W2"
+    )
+
+
+@given(stages=st.integers(2, 6), more=st.integers(0, 9), forward=st.floats(0.1, 5))
+def test_a_v_of_equal_halves_idles_while_it_begins_and_ends_alone(stages, more, forward):
+    microbatches, parts = 2 * stages + more, 2 * stages
+    each = [forward] * parts
+    took = step_seconds(each, [2 * forward] * parts, microbatches, "zbv", 2, each)
+    assert took == pytest.approx((6 * microbatches + stages - 1) * forward, rel=1e-9)
 
 
 @given(
@@ -199,7 +233,7 @@ def test_equal_halves_leave_a_third_of_the_bubble(stages, groups, chunks, forwar
 
 
 def test_chunks_need_the_interleaved_schedule_and_a_pipeline():
-    with pytest.raises(UsageError, match="schedule=interleaved"):
+    with pytest.raises(UsageError, match="1f1b has 1 chunk, several have interleaved"):
         actions("1f1b", 2, 2, 2)
-    with pytest.raises(UsageError, match="at least 2 stages"):
+    with pytest.raises(UsageError, match="nothing to interleave with"):
         actions("interleaved", 1, 2, 2)

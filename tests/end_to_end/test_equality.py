@@ -19,6 +19,7 @@ TWO_RANKS = {
     "pp2": "tp=1,pp=2,dp=1,microbatches=4",
     "pp2 two chunks": "tp=1,pp=2,dp=1,microbatches=4,chunks=2",
     "pp2 zero-bubble": "tp=1,pp=2,dp=1,microbatches=4,chunks=2,schedule=zero-bubble",
+    "pp2 zero-bubble one chunk": "tp=1,pp=2,dp=1,microbatches=4,chunks=1,schedule=zero-bubble",
     "pp2 gpipe recompute": "tp=1,pp=2,dp=1,microbatches=4,schedule=gpipe,recompute=full",
     "dp2 zero0": "tp=1,pp=1,dp=2,zero=0,microbatches=2",
     "dp2 zero1": "tp=1,pp=1,dp=2,zero=1,microbatches=2",
@@ -54,6 +55,9 @@ FOUR_RANKS = {
     "dp2 pp2 zero-bubble zero1": (
         "tp=1,pp=2,dp=2,zero=1,microbatches=2,chunks=3,schedule=zero-bubble"
     ),
+    "dp2 pp2 zero-bubble one chunk zero1": (
+        "tp=1,pp=2,dp=2,zero=1,microbatches=2,chunks=1,schedule=zero-bubble"
+    ),
     "dp2 pp2 zero3 recompute": "tp=1,pp=2,dp=2,zero=3,microbatches=2,recompute=full",
 }
 
@@ -81,7 +85,7 @@ def _run(model: str, layouts: dict[int, dict[str, str]], steps: int = 0) -> dict
 @pytest.mark.parametrize("model", ARCHITECTURES)
 def test_every_layout_equals_one_device(model: str) -> None:
     verdicts = _run(model, {2: TWO_RANKS, 4: FOUR_RANKS})
-    assert len(verdicts) == 27
+    assert len(verdicts) == 29
     assert_equal(verdicts)
 
 
@@ -114,6 +118,20 @@ def test_replicas_outside_stages_equal_one_device() -> None:
     assert_equal(verdicts)
     for verdict in verdicts.values():
         assert verdict.parameter_error < 1e-3
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_a_v_over_the_ranks_equals_one_device(architecture: str) -> None:
+    """Of models whose head has its own weights: both ends of the chain are on the first rank."""
+    two = {"pp2": "tp=1,pp=2,dp=1,microbatches=4,schedule=zbv"}
+    four = {
+        "tp2 sequence-parallel": (
+            "tp=2,pp=2,dp=1,weights=split,boundary=S(1),microbatches=2,schedule=zbv"
+        ),
+        "zero0": "tp=1,pp=2,dp=2,zero=0,microbatches=4,schedule=zbv",
+        "zero1": "tp=1,pp=2,dp=2,zero=1,microbatches=2,schedule=zbv",
+    }
+    assert_equal(_run(architecture, {2: two, 4: four}, steps=3))
 
 
 def test_ten_adamw_steps_stay_together() -> None:

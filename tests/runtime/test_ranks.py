@@ -46,7 +46,7 @@ def meet() -> dict[str, str]:
     error = PlanError("my batch is odd") if ranks.rank == 1 else None
     found["together"] = message(lambda: together(ranks, error))
     found["amounts"] = str(together(ranks, None, (1.0, ranks.rank)))
-    ranks.make_tied_groups([(0,), (0, 1)] if ranks.mesh.pp > 1 else [])
+    ranks.make_tied_groups([(0,), (0, 1)] if ranks.mesh.pp > 1 else [], lambda stage: stage)
     found["hang"] = str(hang())
     return found
 

@@ -17,18 +17,17 @@ from tests.warm_ranks import run_on_ranks
 MICROBATCHES = 6
 
 
-def seen(zero: int) -> dict[str, Any]:
+def seen(zero: int, schedule: str, chunks: int) -> dict[str, Any]:
     """On each rank: the actions as they ran, what torch holds between halves, where gradients of
     which parameters were there, and gradients beside those of interleaved 1F1B."""
     from autopar.runtime.zero_bubble import DividedStage
 
     options: dict[str, Any] = {
         "mesh": Mesh(pp=2, dp=2),
-        "chunks": 2,
         "microbatches": MICROBATCHES,
         "zero": zero,
     }
-    program = make_program({**options, "schedule": "zero-bubble"})
+    program = make_program({**options, "schedule": schedule, "chunks": chunks})
     ran: list[str] = []
     held: list[int] = []
     names = {"forward_one_chunk": "F", "backward_one_chunk": "I", "backward_weight_one_chunk": "W"}
@@ -36,7 +35,7 @@ def seen(zero: int) -> dict[str, Any]:
 
     def watch(name: str) -> Any:
         def watched(self: Any, number: int, *args: Any, **kwargs: Any) -> Any:
-            chunk = self.stage_index // 2
+            chunk = program.plan.stage_indexes(program.ranks.index("pp")).index(self.stage_index)
             ran.append(f"{names[name]}{number}" + (f".{chunk}" if chunk else ""))
             result = originals[name](self, number, *args, **kwargs)
             if names[name] == "I" and not self.is_first:
@@ -54,9 +53,15 @@ def seen(zero: int) -> dict[str, Any]:
         setattr(DividedStage, name, original)
     found = program.full_gradients()
     evaluated = program.eval().step(batch)
-    other = make_program({**options, "schedule": "interleaved"})
+    other = make_program({**options, "schedule": "1f1b"})
     expected_loss = other.step(batch)
     expected = other.full_gradients()
+    everywhere = [{}, {}]
+    for part, values in zip(everywhere, (found, expected), strict=True):
+        torch.distributed.all_gather_object(gathered := [None] * 4, values)
+        for some in gathered:
+            part.update(some)
+    found, expected = everywhere
     errors = [float((found[n] - g).abs().max()) for n, g in expected.items()]
     left = [len(s.backward_state) for s in program._stage.stages]
     return {
@@ -71,9 +76,12 @@ def seen(zero: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("zero", [0, 1])
-def test_runs_in_the_order_that_is_planned(zero: int) -> None:
-    for found in run_on_ranks(seen, 4, (zero,), timeout_seconds=100):
-        order = actions("zero-bubble", 2, MICROBATCHES, 2)[found["rank"]]
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("zero-bubble", 1), ("zero-bubble", 2), ("zbv", 2)]
+)
+def test_runs_in_the_order_that_is_planned(zero: int, schedule: str, chunks: int) -> None:
+    for found in run_on_ranks(seen, 4, (zero, schedule, chunks), timeout_seconds=100):
+        order = actions(schedule, 2, MICROBATCHES, chunks)[found["rank"]]
         assert found["ran"] == [str(action) for action in order]
         assert found["held"] == 0
         assert found["left"] == 0

@@ -149,7 +149,8 @@ def test_pins_are_kept(pins):
 
 def test_1f1b_needs_as_many_microbatches_as_stages():
     provider = Provider(cluster(4))
-    gpipe = search(provider, provider.on, SearchOptions(2, pins=parse_pins("pp=4,chunks=1")))
+    pins = parse_pins("pp=4,chunks=1,recompute=full")
+    gpipe = search(provider, provider.on, SearchOptions(2, pins=pins))
     assert gpipe.choice.schedule == "gpipe" and gpipe.choice.microbatches <= 2
     with pytest.raises(UsageError, match="at least as many micro-batches as stages"):
         search(provider, provider.on, SearchOptions(2, pins=parse_pins("pp=4,schedule=1f1b")))

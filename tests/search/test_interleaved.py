@@ -28,6 +28,8 @@ SOME = ((0.2, 40, 30), (0.5, 20, 60))
 
 def sizes_of(blocks: int, parts: int, pp: int) -> set[tuple[int, ...]]:
     """The family as its text tells it, by trying all sizes."""
+    if parts == 2:
+        return {(first, blocks - first) for first in range(1, blocks)}
     even = -(-blocks // parts)
     close = [*range(even - 4, even + 3), 1, 2, *(even - 2**k for k in range(3, 12))]
     found = set()

@@ -86,7 +86,9 @@ def test_what_does_not_fit_says_what_it_needs():
     options = SearchOptions(64, memory_limit=int(2.7 * GIB), pins=parse_pins("chunks=1"))
     result = search(provider, provider.on, options)
     needs = {n.change: n.reason for n in result.neighbours if not n.fits}
-    assert set(needs) == {"PP 1", "ZeRO-0", "shard over 2", "no recomputation"}
+    assert set(needs) == {
+        *("PP 1", "ZeRO-0", "shard over 2", "no recomputation", "schedule zero-bubble"),
+    }
     best = result.choice
     kept = f"tp={best.mesh.tp},pp={best.mesh.pp},microbatch={best.microbatch},schedule=1f1b"
     kept += f",shard={best.mesh.dp_shard}"

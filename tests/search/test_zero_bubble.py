@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autopar.cost.pipeline import actions
 from autopar.cost.setting import Setting
 from autopar.errors import UsageError
-from autopar.interleaving import refused
+from autopar.interleaving import rank_of, refused
 from autopar.mesh import Mesh
 from autopar.search.best_first import TIE
 from autopar.search.bounds import bound, cut_seconds
@@ -45,7 +45,9 @@ def brute_force(blocks, setting, limit):
     for sizes in sizes_of(len(blocks), pp * setting.chunks, pp):
         part_of = [part for part, size in enumerate(sizes) for _ in range(size)]
         holders = {
-            (t.group, p % pp, p) for p, b in zip(part_of, blocks, strict=True) for t in b.tied
+            (t.group, rank_of(setting.schedule, p, pp), p)
+            for p, b in zip(part_of, blocks, strict=True)
+            for t in b.tied
         }
         if len({place[:2] for place in holders}) < len(holders):
             continue  # two parts of one rank would each hold a copy
@@ -57,11 +59,11 @@ def brute_force(blocks, setting, limit):
     return best
 
 
-@settings(max_examples=150, deadline=None, phases=[Phase.generate])
+@settings(max_examples=250, deadline=None, phases=[Phase.generate])
 @given(
     rows=st.lists(NUMBERS, min_size=4, max_size=8),
     pp=st.integers(2, 3),
-    chunks=st.integers(2, 3),
+    kind=st.sampled_from([("zero-bubble", 1), ("zero-bubble", 2), ("zero-bubble", 3), ("zbv", 2)]),
     microbatches=st.integers(1, 13),
     dp=st.integers(1, 2),
     zero=st.integers(0, 1),
@@ -72,9 +74,10 @@ def brute_force(blocks, setting, limit):
     precision=st.sampled_from(["fp32", "bf16-mixed", "bf16"]),
 )
 def test_equals_brute_force(
-    rows, pp, chunks, microbatches, dp, zero, fraction, tied, inner, part, precision
+    rows, pp, kind, microbatches, dp, zero, fraction, tied, inner, part, precision
 ):
-    assume(pp * chunks <= len(rows) and not refused(pp, microbatches))
+    schedule, chunks = kind
+    assume(pp * chunks <= len(rows) and not refused(pp, microbatches, schedule))
     blocks = [
         divided(block(i, n, ties(i, len(rows) - 1, tied, inner)), part) for i, n in enumerate(rows)
     ]
@@ -84,7 +87,7 @@ def test_equals_brute_force(
         mesh,
         1,
         microbatches,
-        "zero-bubble",
+        schedule,
         zero if dp > 1 else 0,
         precision,
         chunks=chunks,
@@ -120,11 +123,12 @@ def test_equals_brute_force(
     assert solve(chain, setting, limit, recompute="full") is None
 
 
-def halves(rank, pp, microbatches, chunks):
+def halves(rank, setting):
     """(chunk, kind, first of its chunk) of every half, and [3 x chunks] what is alive before its
     backward, between the halves, and has gradients."""
+    chunks = setting.chunks
     live, delayed, done = (np.zeros(chunks, np.int64) for _ in range(3))
-    for action in actions("zero-bubble", pp, microbatches, chunks)[rank]:
+    for action in actions(setting.schedule, setting.mesh.pp, setting.microbatches, chunks)[rank]:
         c = action.chunk
         if action.kind == "F":
             live[c] += 1
@@ -137,15 +141,23 @@ def halves(rank, pp, microbatches, chunks):
             live[c], delayed[c], done[c] = live[c] - 1, delayed[c] - 1, done[c] + 1
 
 
-@pytest.mark.parametrize(("pp", "microbatches", "chunks"), [(2, 6, 2), (3, 12, 3), (4, 20, 2)])
-def test_no_half_is_fuller_than_those_that_are_looked_at(pp, microbatches, chunks):
+@pytest.mark.parametrize(
+    ("schedule", "pp", "microbatches", "chunks"),
+    [
+        *(("zero-bubble", *case) for case in ((2, 6, 2), (3, 12, 3), (4, 20, 2), (4, 24, 1))),
+        *(("zbv", *case, 2) for case in ((2, 6), (3, 20), (4, 5), (4, 41))),
+    ],
+)
+def test_no_half_is_fuller_than_those_that_are_looked_at(schedule, pp, microbatches, chunks):
     """With whatever bytes a micro-batch has in each chunk."""
+    mesh = Mesh(pp)
+    setting = Setting(cluster(pp), mesh, 1, microbatches, schedule, chunks=chunks)
     random = np.random.default_rng(0)
     weights = random.exponential(size=(200, 3 * chunks)) * random.integers(0, 2, (200, 3 * chunks))
-    for rank, kept in enumerate(half_phases(pp, microbatches, chunks)):
+    for rank, kept in enumerate(half_phases(setting)):
         rows = np.concatenate([kept.live - kept.delayed, kept.delayed, kept.before], axis=1)
         bytes_of: dict[tuple[int, str, bool], list[np.ndarray]] = {}
-        for sort, row in halves(rank, pp, microbatches, chunks):
+        for sort, row in halves(rank, setting):
             bytes_of.setdefault(sort, []).append(weights @ row)
         for (chunk, kind, first), found in bytes_of.items():
             mine = (kept.chunk == chunk) & (kept.second == (kind == "W")) & (kept.first == first)
@@ -161,7 +173,7 @@ def pinned(text: str, **more):
 
 def test_a_pin_is_kept_and_what_it_leaves_open_is_chosen():
     found = pinned("schedule=zero-bubble").choice
-    assert found is not None and found.schedule == "zero-bubble" and found.chunks > 1
+    assert found is not None and found.schedule == "zero-bubble"
     assert found.zero <= 1 and found.recompute_label == "none"
     exact = pinned(f"schedule=zero-bubble,chunks={found.chunks},pp={found.mesh.pp}").choice
     assert exact is not None
@@ -243,7 +255,9 @@ def test_is_not_chosen_where_nothing_can_wait_or_too_little_fits():
         ("schedule=zero-bubble,zero=3", "ZeRO-3"),
         ("schedule=zero-bubble,zero=2", "ZeRO-2"),
         ("schedule=zero-bubble,recompute=full", "recomputed block would run again"),
-        ("schedule=zero-bubble,chunks=1", "chunks of 2 or more"),
+        ("schedule=zbv,chunks=3", "zbv has 2 chunks"),
+        ("schedule=zbv,cuts=layers.0", "cuts, but without chunks"),
+        ("schedule=interleaved,chunks=1", "interleaved has 2 chunks or more"),
         ("schedule=zero-bubble,pp=1", "schedule=zero-bubble with pp=1"),
     ],
 )

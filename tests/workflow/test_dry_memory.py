@@ -37,13 +37,18 @@ LAYOUTS = (
     (1, "pp=2,dp=4,shard=4,zero=1,microbatches=4,chunks=2,schedule=zero-bubble"),
     (0, "pp=2,dp=4,shard=2,zero=1,microbatches=8,chunks=2,schedule=zero-bubble"),
     (1, "pp=2,tp=4,microbatches=8,weights=split,chunks=2,schedule=zero-bubble"),
+    (1, "pp=2,dp=4,shard=4,zero=1,microbatches=4,chunks=1,schedule=zero-bubble"),
+    (0, "pp=2,dp=4,zero=0,microbatches=4,schedule=zbv"),
+    (1, "pp=2,tp=4,microbatches=8,weights=split,schedule=zbv"),
+    (0, "pp=2,dp=4,shard=2,zero=1,microbatches=8,schedule=zbv"),
 )
 # A limit between that without recomputation and that of whole blocks: some run again in part.
 IN_PART = ("dp=8,shard=8,zero=3,microbatches=2,recompute=selective", "44MiB")
 # Total, and each term (of its own size, or of the total where it is small). GPipe's last layout is
 # predicted 4.3 % too high: buffers of a recomputed backward.
 MOST, GPIPE_MOST, TERM_MOST, TERM_OF_TOTAL = 0.02, 0.05, 0.1, 0.05
-# Zero-bubble with hybrid sharding is 2.6 % too high: a gradient that is sent is gone by then.
+# Zero-bubble with hybrid sharding is 2.6 % too high: a gradient that is sent is gone by then, and so
+# is what is passed on where a V turns.
 DIVIDED_MOST = 0.03
 
 
@@ -73,8 +78,9 @@ def test_prediction_is_what_is_allocated(
     predicted = plan.predicted["memory_per_stage"][stage]
     found = dry_memory(model, program, plan, stage)
     off = predicted["total"] / found.total - 1
-    above = GPIPE_MOST if "gpipe" in pins else DIVIDED_MOST if "zero-bubble" in pins else MOST
-    assert -MOST <= off <= above, f"{off:+.1%}: {predicted}, {found}"
+    schedule = pins.partition("schedule=")[2]
+    above = {"gpipe": GPIPE_MOST, "zero-bubble": DIVIDED_MOST, "zbv": DIVIDED_MOST}
+    assert -MOST <= off <= above.get(schedule, MOST), f"{off:+.1%}: {predicted}, {found}"
     for term, size in found.terms.items():
         most = max(TERM_MOST * size, TERM_OF_TOTAL * found.total)
         assert abs(predicted[term] - size) <= most, f"{term}: {predicted}, {found}"

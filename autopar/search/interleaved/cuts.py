@@ -7,7 +7,7 @@ it does not divide the parts with one block more stand side by side, beginning w
 pp of them. So with an embedding before and a head behind l layers the family holds Megatron's even
 split (a = b = 1 + l / k), and every lighter first and last part. Arbitrary cuts are not searched:
 micro-batches take turns through all parts, so what one part has more than its neighbours holds up
-every rank.
+every rank. Of two parts (two ranks with a chunk each) all cuts are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from autopar.search.chain import Cutting, Ints
-from autopar.search.interleaved.times import sums
+from autopar.search.interleaved.times import by_rank, sums
 
 MORE_THAN_EVEN = 2
 CLOSE_TO_EVEN = 4
@@ -29,6 +29,9 @@ def cuts(blocks: int, pp: int, chunks: int) -> Ints:
     """[candidates, k + 1]: where each part begins, and the number of blocks; empty when there are
     fewer blocks than parts."""
     parts = pp * chunks
+    if parts == 2:
+        inner = np.arange(1, blocks)
+        return np.stack([0 * inner, inner, 0 * inner + blocks], axis=1)
     most = blocks - parts + 1
     ends = [size for size in end_sizes(-(-blocks // parts)) if size <= most]
     between = parts - 2
@@ -54,20 +57,20 @@ def cuts(blocks: int, pp: int, chunks: int) -> Ints:
 
 
 @lru_cache(maxsize=1024)
-def legal_cuts(rules: Cutting, pp: int, chunks: int) -> Ints:
+def legal_cuts(rules: Cutting, pp: int, chunks: int, turns: bool) -> Ints:
     """Those of `cuts` that are `legal`."""
-    found = legal(cuts(len(rules), pp, chunks), rules, pp)
+    found = legal(cuts(len(rules), pp, chunks), rules, pp, turns=turns)
     found.setflags(write=False)
     return found
 
 
-def legal(edges: Ints, rules: Cutting, pp: int) -> Ints:
+def legal(edges: Ints, rules: Cutting, pp: int, *, turns: bool) -> Ints:
     """Those candidates that end parts where they may, with a parameter in every part, and tied
-    parameters in at most one part of a rank."""
+    parameters in at most one part of a rank. `turns`: the parts make a V."""
     found = edges[rules.ends[edges[:, 1:-1] - 1].all(axis=1)]
     found = found[sums(rules.holds, found).min(axis=1, initial=1) > 0]
     for tied in rules.tied:
-        found = found[on_one_rank(found, tied, pp) <= 1]
+        found = found[on_one_rank(found, tied, pp, turns=turns) <= 1]
     return np.asarray(found)
 
 
@@ -83,12 +86,11 @@ def given(starts: Sequence[int], blocks: int) -> Ints:
     return np.array([[*starts, blocks]], np.int64)
 
 
-def on_one_rank(edges: Ints, tied: Ints, pp: int) -> Ints:
+def on_one_rank(edges: Ints, tied: Ints, pp: int, *, turns: bool) -> Ints:
     """[candidates]: the largest number of parts of one rank that hold tied parameters.
 
     `tied`: 1 where a block holds some. The runtime keeps one copy of a tied parameter
     on a rank, so more than one part is not legal.
     """
-    holds = sums(tied, edges) > 0
-    by_rank = holds.reshape(len(edges), holds.shape[1] // pp, pp).sum(axis=1)
-    return np.asarray(by_rank.max(axis=1, initial=0))
+    holds = (sums(tied, edges) > 0).astype(np.int64)
+    return np.asarray(by_rank(holds, pp, turns=turns).max(axis=1, initial=0))

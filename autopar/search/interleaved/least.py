@@ -111,7 +111,7 @@ class LeastBytes:
         for rank, found in enumerate(self.phases()):
             if not len(left):
                 break
-            here = left, slice(rank, None, self.pp)
+            here = np.ix_(left, np.array(self.setting.parts_of(rank)))
             total = kept[here] @ found.live.T + gradients[here] @ found.before.T
             total = (total + working[here][:, found.chunk]).max(axis=1)
             left = left[states[here].sum(axis=1) + total <= limit]
@@ -137,8 +137,15 @@ class Room:
 
 
 @lru_cache(maxsize=8192)
-def room(least: type[LeastBytes], chain: Chain, key: AnyChunks, chunks: int, limit: float) -> Room:
+def room(
+    least: type[LeastBytes],
+    chain: Chain,
+    key: AnyChunks,
+    schedule: str,
+    chunks: int,
+    limit: float,
+) -> Room:
     """That of a setting of so many `chunks`, by prices of bytes that may be lower bounds."""
-    setting = replace(key.setting, chunks=chunks)
-    edges = legal_cuts(chain.cutting, setting.mesh.pp, chunks)
+    setting = replace(key.setting, schedule=schedule, chunks=chunks)
+    edges = legal_cuts(chain.cutting, setting.mesh.pp, chunks, bool(setting.turns))
     return Room(least(chain, setting), edges, limit)

@@ -55,7 +55,7 @@ class ChunkMemory:
         self.tables = interval_moments(chain, setting)
         self.recomputation = Recomputation(chain, setting, recompute)
         self.phases = phases(self.pp, setting.microbatches, self.chunks)
-        self.early = waiting(self.pp, setting.microbatches)
+        self.early = waiting(setting.schedule, self.pp, setting.microbatches)
         self.practice = setting.practice
         self.orders = [self.recomputation.in_order(p.most) for p in self.phases]
         self.before = counts_before(chain.which)
@@ -63,7 +63,7 @@ class ChunkMemory:
             (len(order) + 1) * len(p.chunk)
             for order, p in zip(self.orders, self.phases, strict=True)
         )
-        self.kinds = RankKinds(chain, self.tables, self.pp, max(1, LARGEST_TABLE // widest))
+        self.kinds = RankKinds(chain, self.tables, setting, max(1, LARGEST_TABLE // widest))
 
     def floors(self, edges: Ints) -> Ints:
         """[candidates]: the fullest rank has no less, whatever is recomputed."""
@@ -147,8 +147,8 @@ class _Rank:
 
     def __init__(self, memory: ChunkMemory, rank: int, edges: Ints) -> None:
         self.memory, self.phases = memory, memory.phases[rank]
-        tables, pp = memory.tables, memory.pp
-        self.at = (edges[:, rank:-1:pp], edges[:, rank + 1 :: pp])
+        tables = memory.tables
+        self.at = memory.kinds.spans(rank, edges)
         start, stop = self.at
         self.counts = memory.before[stop] - memory.before[start]
         self.all_steps = len(memory.orders[rank])

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from autopar.cost.setting import Setting
 from autopar.search.chain import Chain, Ints
 from autopar.search.interleaved.contents import Contents, distinct
 from autopar.search.moment_tables import IntervalMoments
@@ -18,20 +19,26 @@ def _contents(chain: Chain) -> Contents:
 
 
 class RankKinds:
-    """`pp` ranks, each with several chunks of the chain; `tables` tell what passes their borders.
-    `batch`: of so many kinds at a time bytes are counted."""
+    """The ranks of a setting, each with chunks of the chain; `tables` tell what passes their
+    borders. `batch`: of so many kinds at a time bytes are counted."""
 
-    def __init__(self, chain: Chain, tables: IntervalMoments, pp: int, batch: int) -> None:
+    def __init__(self, chain: Chain, tables: IntervalMoments, setting: Setting, batch: int) -> None:
         self._contents, self._tables = _contents(chain), tables
-        self._pp, self._batch = pp, batch
+        self._pp, self._batch = setting.mesh.pp, batch
+        self._parts = [list(setting.parts_of(rank)) for rank in range(self._pp)]
 
     def distinct(self, rank: int, edges: Ints) -> tuple[Ints, Ints]:
         """Candidates whose chunks of a rank differ: the first of each kind, and every one's kind.
         They are alike where they hold the same blocks and have the same values at their borders."""
-        start, stop = edges[:, rank : -1 : self._pp], edges[:, rank + 1 :: self._pp]
+        start, stop = self.spans(rank, edges)
         borders = np.stack([self._tables.received[start], self._tables.sent[stop]], axis=2)
         rows = np.concatenate([self._contents(start, stop), borders], axis=2)
         return distinct(rows.reshape(len(edges), -1))
+
+    def spans(self, rank: int, edges: Ints) -> tuple[Ints, Ints]:
+        """[candidates, chunks]: where the parts of a rank begin, and end."""
+        held = np.array(self._parts[rank])
+        return edges[:, held], edges[:, held + 1]
 
     def of_ranks(self, edges: Ints, of: Callable[[int, Ints], Ints]) -> Ints:
         """[candidates, ranks]: `of` a rank and candidates."""

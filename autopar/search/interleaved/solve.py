@@ -43,12 +43,12 @@ FIRST_FITTED, LARGEST_FITTED = 16, 1024
 def candidates(chain: Chain, setting: Setting, starts: Sequence[int] | None) -> Ints:
     """[candidates, parts + 1]: the legal cuts of a setting (see `Columns.legal`); given
     `starts`, at most those."""
-    pp, chunks = setting.mesh.pp, setting.chunks
+    pp, chunks, turns = setting.mesh.pp, setting.chunks, bool(setting.turns)
     if starts is None:
-        return legal_cuts(chain.cutting, pp, chunks)
+        return legal_cuts(chain.cutting, pp, chunks, turns)
     if len(starts) != pp * chunks:
         return np.zeros((0, pp * chunks + 1), np.int64)
-    return legal(given(starts, len(chain)), chain.cutting, pp)
+    return legal(given(starts, len(chain)), chain.cutting, pp, turns=turns)
 
 
 def solve(
@@ -94,9 +94,9 @@ class _Search:
         self.times = chunk_times(chain, AnyChunks(setting))
         self.forward = forward_seconds(chain, setting)
         self.memory = ChunkMemory(chain, setting, recompute)
-        self.ends = self.times.ends(edges, self.pp)
-        parts = self.times.parts(edges, full=recompute == "full")
-        self.bounds = least_makespan(parts, self.pp, self.microbatches) + self.ends
+        self.ends = self.times.ends(edges, setting)
+        parts = self.times.parts(edges, setting, full=recompute == "full")
+        self.bounds = least_makespan(parts, setting) + self.ends
 
     def _promising(self, cutoff: float) -> list[tuple[float, int]]:
         """(bound, number) of the candidates that may fit and be below `cutoff`, in this order."""
@@ -108,8 +108,8 @@ class _Search:
             fits = self.memory.floors(edges) <= self.limit
             chosen, bounds = chosen[fits], self.bounds[chosen[fits]]
         else:
-            parts, ends = self.times.parts(edges), self.ends[chosen]
-            busy = least_busy(parts, self.pp, self.microbatches) + ends[:, None]
+            parts, ends = self.times.parts(edges, self.setting), self.ends[chosen]
+            busy = least_busy(parts, self.setting) + ends[:, None]
             known = self.bounds[chosen], busy, cutoff
             bounds = self.memory.with_recomputation(edges, self.limit, *known)
         order = np.argsort(bounds, kind="stable")
@@ -151,11 +151,12 @@ class _Search:
         fitted = self.memory.fit(self.edges[asked], self.limit)
         numbers = asked[fitted.where].tolist()
         edges = self.edges[numbers]
-        start, last = edges[:, :-1], edges[:, 1:] - 1
-        forward = sums(self.forward, edges) + self.times.first[start] + self.times.exit[last]
+        start = edges[:, :-1]
+        forward = sums(self.forward, edges) + self.times.first[start]
+        forward = forward + self.times.leaving(edges, self.setting)
         backward = sums(self.times.kept - self.forward, edges) + fitted.extra
-        backward = backward + self.times.entry[start] - self.times.first[start]
-        least = least_makespan(forward + backward, self.pp, self.microbatches)
+        backward = backward + self.times.entering(edges, self.setting) - self.times.first[start]
+        least = least_makespan(forward + backward, self.setting)
         bounds = (least + self.ends[numbers]).tolist()
         return [
             _Fits(
@@ -176,7 +177,7 @@ class _Search:
             np.stack([f.forward for f in batch], axis=1),
             np.stack([f.backward for f in batch], axis=1),
             self.microbatches,
-            "interleaved",
+            self.setting.schedule,
             self.setting.chunks,
         )
         return np.asarray(seconds + self.ends[[f.number for f in batch]])
@@ -224,14 +225,13 @@ def family_bound(
     edges = candidates(chain, setting, None)
     if not len(edges):
         return float("inf")
-    pp, m = setting.mesh.pp, setting.microbatches
-    ends = seconds.ends(edges, pp)
-    parts = seconds.parts(edges)
-    least = least_makespan(parts, pp, m) + ends
+    ends = seconds.ends(edges, setting)
+    parts = seconds.parts(edges, setting)
+    least = least_makespan(parts, setting) + ends
     below, best = below_target(least, target)
     if not len(below):
         return best
-    may_fit = room(LeastBytes, held, AnyChunks(setting), setting.chunks, limit)
+    may_fit = room(LeastBytes, held, AnyChunks(setting), setting.schedule, setting.chunks, limit)
     memory: ChunkMemory | None = None
     begin, size = 0, FIRST_FITTED
     while begin < len(below) and least[below[begin]] < best:
@@ -240,7 +240,7 @@ def family_bound(
         some = may_fit(some)
         if exact and len(some):
             memory = memory or ChunkMemory(chain, setting, "auto")
-            busy = least_busy(parts[some], pp, m) + ends[some, None]
+            busy = least_busy(parts[some], setting) + ends[some, None]
             known = least[some], busy, min(target, best)
             least[some] = memory.with_recomputation(edges[some], limit, *known)
         best = min(best, float(least[some].min(initial=np.inf)))

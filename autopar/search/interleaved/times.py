@@ -74,17 +74,31 @@ class ChunkTimes:
     def _end(self) -> Floats:
         return sums_before(self.end)
 
-    def parts(self, edges: Ints, *, full: bool = False) -> Floats:
+    def parts(self, edges: Ints, setting: Setting, *, full: bool = False) -> Floats:
         """[candidates, parts]: forward and backward of one micro-batch; `full`: with all blocks
         recomputed."""
         total = sums(self.kept + self.extra, edges) if full else between(self._kept, edges)
-        return np.asarray(total + self.entry[edges[:, :-1]] + self.exit[edges[:, 1:] - 1])
+        return np.asarray(total + self.entering(edges, setting) + self.leaving(edges, setting))
 
-    def ends(self, edges: Ints, pp: int) -> Floats:
+    def entering(self, edges: Ints, setting: Setting) -> Floats:
+        """[candidates, parts]: what is added where parts begin."""
+        found = self.entry[edges[:, :-1]]
+        for part in setting.turns:
+            found[:, part + 1] = self.first[edges[:, part + 1]]
+        return found
+
+    def leaving(self, edges: Ints, setting: Setting) -> Floats:
+        """[candidates, parts]: what is added where parts end."""
+        found = self.exit[edges[:, 1:] - 1]
+        found[:, setting.turns] = 0.0
+        return found
+
+    def ends(self, edges: Ints, setting: Setting) -> Floats:
         """[candidates]: the longest end of a step over the ranks."""
-        by_rank = over_ranks(between(self._end, edges), pp) + self.end_first[edges[:, :pp]]
+        pp = setting.mesh.pp
+        by_rank = over_ranks(between(self._end, edges), setting) + self.end_first[edges[:, :pp]]
         for holds, seconds in self.tied:
-            count = over_ranks(sums(holds.astype(np.float64), edges), pp)
+            count = over_ranks(sums(holds.astype(np.float64), edges), setting)
             by_rank += np.where((count > 0) & (count < holds.sum()), seconds, 0.0)
         return np.asarray(by_rank.max(axis=1))
 
@@ -107,8 +121,15 @@ def between(total: NDArray[Number], edges: Ints) -> NDArray[Number]:
     return np.asarray(found[:, 1:] - found[:, :-1])
 
 
-def over_ranks(parts: Floats, pp: int) -> Floats:
+def over_ranks(parts: Floats, setting: Setting) -> Floats:
     """[candidates, ranks]: sums over the parts of each rank."""
+    return by_rank(parts, setting.mesh.pp, turns=bool(setting.turns))
+
+
+def by_rank(parts: NDArray[Number], pp: int, *, turns: bool) -> NDArray[Number]:
+    """`over_ranks`; `turns`: the parts make a V."""
+    if turns:
+        return np.asarray(parts[:, :pp] + parts[:, : pp - 1 : -1])
     return np.asarray(parts.reshape(len(parts), parts.shape[1] // pp, pp).sum(axis=1))
 
 
@@ -117,15 +138,16 @@ def ranks_ahead(parts: Floats, pp: int) -> Floats:
     return np.asarray(np.cumsum(parts[:, :pp], axis=1) - parts[:, :pp])
 
 
-def least_makespan(parts: Floats, pp: int, microbatches: int) -> Floats:
+def least_makespan(parts: Floats, setting: Setting) -> Floats:
     """[candidates]: the lower bound of the module's text."""
-    busy = least_busy(parts, pp, microbatches)
+    busy = least_busy(parts, setting)
     return np.asarray(np.maximum(busy.max(axis=1), parts.sum(axis=1)))
 
 
-def least_busy(parts: Floats, pp: int, microbatches: int) -> Floats:
+def least_busy(parts: Floats, setting: Setting) -> Floats:
     """[candidates, ranks]: seconds from the start of a step to the end of a rank, at least."""
-    return np.asarray(ranks_ahead(parts, pp) + microbatches * over_ranks(parts, pp))
+    ahead = ranks_ahead(parts, setting.mesh.pp)
+    return np.asarray(ahead + setting.microbatches * over_ranks(parts, setting))
 
 
 def forward_seconds(chain: Chain, setting: Setting) -> Floats:

@@ -6,6 +6,7 @@ A rank holds its chunks as `autopar.cost.divided_moment` says: while a half work
     + gradients of chunks that had a second half before + the fullest moment of the half in c
 
 in the terms of `autopar.search.moment_tables`, and the end of a step takes the sum of scratch_i.
+(Where a V turns, flight of the second part is without its input, which the first one has sent.)
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ class LeastDividedBytes(LeastBytes):
     what blocks keep (nothing is recomputed), and gradients that were made before."""
 
     def phases(self) -> Iterator[HalfPhases]:
-        setting = self.setting
-        return half_phases(self.pp, setting.microbatches, setting.chunks)
+        return half_phases(self.setting)
 
     def kept(self, edges: Ints) -> Ints:
         return between(self.terms.saved, edges)
@@ -45,10 +45,10 @@ class DividedMemory:
     """Memory of one setting."""
 
     def __init__(self, chain: Chain, setting: Setting) -> None:
-        self.pp, self.chunks = setting.mesh.pp, setting.chunks
+        self.pp, self.chunks, self.turns = setting.mesh.pp, setting.chunks, setting.turns
         self.tables = interval_moments(chain, setting)
-        self.phases = tuple(half_phases(self.pp, setting.microbatches, self.chunks))
-        self.early = waiting(self.pp, setting.microbatches)
+        self.phases = tuple(half_phases(setting))
+        self.early = waiting(setting.schedule, self.pp, setting.microbatches)
         self.practice = setting.practice
         # By its end: what a part gives back between the halves.
         loose = chain.ints(lambda b: b.loose_bytes)
@@ -59,7 +59,7 @@ class DividedMemory:
             first: self._second_half(chain, setting, first=first) for first in (True, False)
         }
         batch = max(1, LARGEST_TABLE // max(len(p.chunk) for p in self.phases))
-        self.kinds = RankKinds(chain, self.tables, self.pp, batch)
+        self.kinds = RankKinds(chain, self.tables, setting, batch)
 
     def _first_half(self, chain: Chain) -> Ints:
         """[a, b]: of a part that is not the first one."""
@@ -90,13 +90,16 @@ class DividedMemory:
     def _of_rank(self, rank: int, edges: Ints) -> Ints:
         """[candidates]."""
         tables, phases = self.tables, self.phases[rank]
-        at = edges[:, rank : -1 : self.pp], edges[:, rank + 1 :: self.pp]
+        at = self.kinds.spans(rank, edges)
         flight, gradients, waits = tables.flight[at], tables.gradients[at], self.waiting[at]
         if rank == 0:
             waits[:, 0] = tables.sent[at[1][:, 0]]
         constant = tables.fixed[at].sum(axis=1) + self.early * tables.received[at[0]].max(axis=1)
         constant = constant - (self.chunks - 1) * self.practice.bucket_bytes
         ready = phases.before | bool(self.practice.gradient_buffer)
+        if rank in self.turns:
+            flight[:, 1] = flight[:, 1] - tables.sent[at[1][:, 0]]
+            waits[:, 1] = waits[:, 1] + tables.sent[at[1][:, 0]]
         total = constant[:, None] + flight @ phases.live.T + waits @ phases.delayed.T
         total = total + gradients @ ready.T
         working = self._working(phases, at)

@@ -1,4 +1,5 @@
-"""The halves of backwards that can be the fullest moment of each rank of a zero-bubble pipeline.
+"""The halves of backwards that can be the fullest moment of each rank of a pipeline with divided
+backwards.
 
 As `autopar.search.interleaved.phases`: of the halves of one kind in one chunk those are left out in
 which no chunk has more micro-batches before their backward, more between its halves, or more
@@ -14,7 +15,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost.pipeline import zero_bubble_order
+from autopar.cost.pipeline import divided_order
+from autopar.cost.setting import Setting
 from autopar.search.chain import Ints
 from autopar.search.interleaved.phases import as_good, bent, without_smaller
 
@@ -34,15 +36,17 @@ class HalfPhases:
     before: NDArray[np.bool_]
 
 
-def half_phases(pp: int, microbatches: int, chunks: int) -> Iterator[HalfPhases]:
+def half_phases(setting: Setting) -> Iterator[HalfPhases]:
     """Those of every rank; of each they are found as it is asked for."""
-    enough = as_good(pp, microbatches)
-    return (_phases(rank, pp, enough, chunks) for rank in range(pp))
+    pp = setting.mesh.pp
+    enough = as_good(pp, setting.microbatches)
+    given = pp, enough, setting.chunks
+    return (_phases(setting.schedule, rank, *given) for rank in range(pp))
 
 
 @lru_cache(maxsize=16384)
-def _phases(rank: int, pp: int, microbatches: int, chunks: int) -> HalfPhases:
-    chunk, _, kind = zero_bubble_order(rank, pp, microbatches, chunks)
+def _phases(schedule: str, rank: int, pp: int, microbatches: int, chunks: int) -> HalfPhases:
+    chunk, _, kind = divided_order(schedule, rank, pp, microbatches, chunks)
     return _of_rank(chunk, kind, chunks)
 
 

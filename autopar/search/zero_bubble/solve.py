@@ -46,10 +46,9 @@ def solve(
     edges = candidates(chain, setting, starts)
     if not len(edges) or recompute not in WITHOUT:
         return None
-    pp, m = setting.mesh.pp, setting.microbatches
     times = chunk_times(chain, AnyChunks(setting))
-    parts, ends = PartSeconds.of(chain, setting, times, edges), times.ends(edges, pp)
-    bounds = parts.least(pp, m) + ends
+    parts, ends = PartSeconds.of(chain, setting, times, edges), times.ends(edges, setting)
+    bounds = parts.least(setting) + ends
     waiting = np.flatnonzero(bounds < cutoff)
     waiting = waiting[np.argsort(bounds[waiting], kind="stable")]
     peaks = DividedMemory(chain, setting).peaks(edges[waiting])
@@ -61,7 +60,7 @@ def solve(
         seconds = ends[some] + seconds_of_many(
             parts.forward[some].T,
             parts.backward[some].T,
-            m,
+            setting.microbatches,
             setting.schedule,
             setting.chunks,
             parts.weights[some].T,
@@ -102,17 +101,17 @@ def family_bound(
     edges = candidates(chain, setting, None)
     if not len(edges):
         return float("inf")
-    pp, m = setting.mesh.pp, setting.microbatches
-    ends = seconds.ends(edges, pp)
+    ends = seconds.ends(edges, setting)
     if exact:
-        least = PartSeconds.of(chain, setting, seconds, edges).least(pp, m) + ends
+        least = PartSeconds.of(chain, setting, seconds, edges).least(setting) + ends
     else:
         ahead = sums(forward_seconds(held, setting), edges)
-        least = least_seconds(ahead, seconds.parts(edges), pp, m) + ends
+        least = least_seconds(ahead, seconds.parts(edges, setting), setting) + ends
     below, best = below_target(least, target)
     if not len(below):
         return best
-    fits = room(LeastDividedBytes, held, AnyChunks(setting), setting.chunks, limit)(below)
+    schedule = setting.schedule, setting.chunks
+    fits = room(LeastDividedBytes, held, AnyChunks(setting), *schedule, limit)(below)
     if exact and len(fits):
         fits = fits[DividedMemory(chain, setting).peaks(edges[fits]).max(axis=1) <= limit]
     return float(least[fits[0]]) if len(fits) else best
