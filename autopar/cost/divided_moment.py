@@ -13,8 +13,8 @@ there are in it
                   the gradients that blocks behind have made, later all
 
 What two parts hold of one value at the turn of a V is counted once, until the second one's first
-half. Nothing is recomputed, and ZeRO is 0 or 1 (`autopar.zero_bubble`). The first part of the chain does
-its whole backward in the second half; there only the gradient of its results waits.
+half. Nothing is recomputed, and ZeRO is 0 or 1 (`autopar.zero_bubble`). The first part of the chain
+does its whole backward in the second half; there only the gradient of its results waits.
 """
 
 from __future__ import annotations

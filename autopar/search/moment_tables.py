@@ -26,13 +26,14 @@ from autopar.cost import block_moment, memory
 from autopar.cost.fullest_moment import kind_of
 from autopar.cost.setting import Phase, Setting
 from autopar.search.any_chunks import AnyChunks
+from autopar.search.band import Band
+from autopar.search.busiest_block import BusiestBlock, working
 from autopar.search.chain import (
     NONE,
     Chain,
     Ints,
     interval_max,
     interval_sum,
-    running_max,
     sums_before,
 )
 
@@ -48,14 +49,15 @@ class Moments:
 
     plain: Ints
     floor: Ints
-    make_again: Callable[[], Ints]
+    make_again: Callable[[Band | None], Ints]
 
     @cached_property
     def again(self) -> Ints:
-        return self.make_again()
+        return self.make_again(None)
 
-    def taken(self, take: Callable[[Ints], Ints]) -> Moments:
-        return Moments(take(self.plain), take(self.floor), lambda: take(self.again))
+    def within(self, band: Band) -> Moments:
+        """Of the intervals of a band, none of its parts."""
+        return Moments(band(self.plain), band(self.floor), lambda _: self.make_again(band))
 
 
 class IntervalMoments:
@@ -96,7 +98,7 @@ class IntervalMoments:
 
     def working(self, first: bool, *, alone: bool) -> Ints:
         """What each block works with, beside the reduction of the one after it or `alone`."""
-        return self._build.working(first, alone=alone)
+        return working(self._build.chain, self._build.setting, first, alone=alone)
 
     def rooted(self, start: int, stop: int) -> tuple[str, ...]:
         """The groups of tied parameters that several blocks of an interval hold."""
@@ -124,14 +126,14 @@ class IntervalMoments:
     def of(self, *, first: bool) -> Moments:
         return self.first if first else self.later
 
-    def taken(self, take: Callable[[Ints], Ints], used: Collection[bool]) -> IntervalMoments:
-        """Of some intervals; `take` picks theirs from the tables of all. `used`: whether first
-        backwards, later ones, or both are asked for."""
+    def within(self, band: Band, used: Collection[bool]) -> IntervalMoments:
+        """Of the intervals of a band. `used`: whether first backwards, later ones, or both are
+        asked for."""
         found = copy(self)
         for name in ("fixed", "flight", "gradients", "scratch"):
-            setattr(found, name, take(getattr(self, name)))
+            setattr(found, name, band(getattr(self, name)))
         for first in used:
-            setattr(found, "first" if first else "later", self.of(first=first).taken(take))
+            setattr(found, "first" if first else "later", self.of(first=first).within(band))
         return found
 
 
@@ -140,7 +142,9 @@ def _either(where: NDArray[np.bool_], one: Moments, other: Moments) -> Moments:
     return Moments(
         np.where(where, one.plain, other.plain),
         np.where(where, one.floor, other.floor),
-        lambda: np.where(where, one.again, other.again),
+        lambda band: np.where(
+            where if band is None else band(where), one.make_again(band), other.make_again(band)
+        ),
     )
 
 
@@ -180,10 +184,10 @@ class MomentTables:
     def moments(self, phase: Phase) -> Moments:
         return self.intervals.of(first=phase.first)
 
-    def taken(self, take: Callable[[Ints], Ints]) -> MomentTables:
-        """Of some intervals, as `IntervalMoments.taken`."""
+    def within(self, band: Band) -> MomentTables:
+        """Of the intervals of a band."""
         used = {phase.first for stage in self.phases for phase in stage}
-        return replace(self, intervals=self.intervals.taken(take, used))
+        return replace(self, intervals=self.intervals.within(band, used))
 
     def needs(self, stage: int, limit: int, rows: slice = slice(None)) -> tuple[Ints, Ints]:
         """Bytes per micro-batch that recomputation has to free for `limit`, and those for each
@@ -304,60 +308,23 @@ class _Builder:
         constant = gradients + (0 if first else self.received[:, None])
         # What the blocks behind have made, and (in `floor`) what they have given back.
         made_here = behind[None, :]
-        plain = self._largest(kept[1:] - behind[1:], first, rooted)
+        busiest = BusiestBlock(chain, setting, self.sent, first=first, rooted=rooted)
+        plain = busiest.everywhere(kept[1:] - behind[1:])
         plain = plain - kept[:-1, None] + made_here + self.passing + constant
         end = constant - given_back[None, :]
-        floor = self._largest(given_back[1:], first, rooted) + end
+        floor = busiest.everywhere(given_back[1:]) + end
 
-        def again() -> Ints:
-            found = [
-                self._largest(
-                    np.where(self.can(kind), given_back[1:] + kind[1], NONE), first, rooted
-                )
-                + end
-                for kind in self.kinds
+        def again(band: Band | None) -> Ints:
+            beside = [
+                np.where(self.can(kind), given_back[1:] + kind[1], NONE) for kind in self.kinds
             ]
-            return np.stack(found)
+            if band is None:
+                return np.stack([busiest.everywhere(some) + end for some in beside])
+            there = band(np.broadcast_to(end, self.flight.shape))
+            return np.stack([busiest.within(some, band) + there for some in beside])
 
         return Moments(np.asarray(plain), np.asarray(floor), again)
 
     def can(self, kind: tuple[int, int]) -> NDArray[np.bool_]:
         """Which blocks could be recomputed in a way of this kind."""
         return self.chain.ints(lambda b: any(kind_of(b, o) == kind for o in b.options)) > 0
-
-    def _largest(self, beside: Ints, first: bool, rooted: Collection[str]) -> Ints:
-        """[a, b] -> the most over the blocks j of what each works with, has gathered, and `beside`
-        of it. The first block of a stage prefetches nothing, and behind the last one nothing is
-        reduced nor any gradient of the stage's results kept."""
-        chain, setting = self.chain, self.setting
-        gathered = chain.ints(lambda b: block_moment.gathered_bytes(b, setting, rooted=rooted))
-        forward = chain.ints(lambda b: block_moment.forward_bytes(b, setting, rooted=rooted))
-        before = np.concatenate([np.zeros(1, np.int64), gathered[:-1]])
-
-        def most_of(working: Ints, prefetched: Ints | int) -> Ints:
-            return np.asarray(np.maximum(working + gathered + prefetched, forward) + beside)
-
-        inside, last = self.working(first, alone=False), self.working(first, alone=True)
-        n = len(beside)
-        table = np.full((n, n + 1), NONE, np.int64)
-        middle = running_max(most_of(inside, before))
-        a, b = np.arange(n), np.arange(1, n + 1)
-        table[a, b] = most_of(last, 0)
-        # The first, those between, and the last of two or more.
-        longer = b[None, :] >= a[:, None] + 2
-        between = np.full((n, n + 1), NONE, np.int64)
-        between[:-1, 1:] = middle[1:, :-1]
-        most = np.maximum(most_of(inside, 0)[:, None], between) + self.sent[None, :]
-        most[:, 1:] = np.maximum(most[:, 1:], most_of(last, before)[None, :])
-        table[:, 1:] = np.where(longer, most[:, 1:], table[:, 1:])
-        return np.maximum(table, NONE)
-
-    def working(self, first: bool, *, alone: bool) -> Ints:
-        """What each block works with, beside the reduction of the one after it or `alone`."""
-        chain, setting = self.chain, self.setting
-        inside = chain.ints(block_moment.inside_bytes)
-        if not alone:
-            reduced = chain.ints(lambda b: block_moment.handed_on_bytes(b, setting))
-            inside = inside + np.concatenate([reduced[1:], np.zeros(1, np.int64)])
-        end = chain.ints(lambda b: block_moment.end_bytes(b, setting, first=first) - b.saved_bytes)
-        return np.maximum(inside, end)

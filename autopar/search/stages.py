@@ -178,7 +178,6 @@ class _Search:
     ) -> None:
         self.columns, self.band = columns, Band(columns.blocks, windows.most)
         self.first = np.array(windows.first)
-        memory = columns.memory
         self.full = {w.sort: w for w in columns.ways if w.label == FULL}
         self.whole = recompute == FULL
         self.count_before = counts_before(columns.which)
@@ -190,18 +189,18 @@ class _Search:
         fits = take(legal_intervals(columns, limit, starts)) & take.some
         # Bytes per micro-batch that recomputation has to free, for each stage, and those for each
         # item among the recomputed; the limit is compared in whole bytes.
-        memory = columns.memory.taken(take)
+        memory = columns.memory.within(take)
         rows = windows.rows
-        needs = [memory.needs(i, int(np.floor(limit)), rows[i]) for i in range(columns.stages)]
+        shape = (columns.stages, windows.side, windows.most)
+        self.need = np.empty(shape, np.int64)
+        asked = np.empty((len(memory.kinds), *shape), np.int64)
+        for i in range(columns.stages):
+            self.need[i], asked[:, i] = memory.needs(i, int(np.floor(limit)), rows[i])
         if self.whole:
             gain = np.array([self.full[int(sort)].gain for sort in columns.which], np.int64)
             freed = take(interval_sum(gain))
-            needs = [
-                (self._whole_need(n, each, rows[i]) - freed[rows[i]], each)
-                for i, (n, each) in enumerate(needs)
-            ]
-        self.need = np.stack([n for n, _ in needs])
-        asked = [np.stack([each[k] for _, each in needs]) for k in range(len(memory.kinds))]
+            for i, r in enumerate(rows):
+                self.need[i] = self._whole_need(self.need[i], asked[:, i], r) - freed[r]
         ways = [w for w in columns.ways if recompute in (WHOLE if w.label == FULL else PARTIAL)]
         self.items = knapsack.items_of(ways, lambda way: asked[way.kind])
         self.frontiers = KnapsackFrontiers(self.items)

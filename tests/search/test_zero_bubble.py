@@ -212,9 +212,9 @@ def test_without_a_pin_the_search_finds_what_trying_every_schedule_finds(
         return
     assert result.gap == 0.0
     found, _ = legal_settings(provider, provider.on, options)
-    if result.choice.chunks in {
-        s.chunks for s in found if s.mesh.shape == result.choice.mesh.shape
-    }:
+    choice = result.choice
+    here = [s for s in found if s.mesh.shape == choice.mesh.shape]
+    if (choice.schedule, choice.chunks) in {(s.schedule, s.chunks) for s in here}:
         assert result.step_seconds == pytest.approx(expected, rel=2 * TIE)
     else:  # a number of chunks that is tried on the plan's mesh alone
         assert result.step_seconds < expected

@@ -19,7 +19,6 @@ from autopar.search import knapsack
 from autopar.search.band import Band
 from autopar.search.chain import Floats, Ints, counts_before, interval_sum
 from autopar.search.gathered.prices import Prices
-from autopar.search.moment_tables import MomentTables
 from autopar.search.stages import RATIO_GROUPS
 
 
@@ -38,38 +37,38 @@ class _Step:
 
 
 class Relaxed:
-    """Lower bounds under `limit` bytes."""
+    """Lower bounds under `limit` bytes, of the intervals of a `band`."""
 
-    def __init__(self, prices: Prices, limit: int) -> None:
-        self.prices, self.limit = prices, limit
+    def __init__(self, prices: Prices, limit: int, band: Band) -> None:
+        self.prices, self.limit, self.band = prices, limit, band
+        self.memory = prices.kept.memory.within(band)
         self.counts = counts_before(prices.chain.which)
         self.steps = _steps(prices)
-        self.freed = np.zeros_like(prices.kept.memory.flight)
-        self.plain = prices.kept.seconds
+        self.freed = np.zeros_like(self.memory.flight)
+        self.plain = band(prices.kept.seconds)
         if prices.recompute == FULL:
             which = prices.chain.which
             extra = np.array([w.extra for w in prices.whole])[which]
-            self.plain = self.plain + interval_sum(extra)
+            self.plain = self.plain + band(interval_sum(extra))
             gain = np.array([w.gain for w in prices.whole], np.int64)[which]
-            self.freed = interval_sum(gain)
+            self.freed = band(interval_sum(gain))
 
-    def seconds(self, stage: int, band: Band, rows: slice) -> Floats:
-        """Of the intervals in some rows of a band; `inf` where nothing frees enough."""
-        memory = self.prices.kept.memory
-        extra = np.zeros(band.start[rows].shape)
-        start, stop = band.start[rows], band.stop[rows]
-        for phase in memory.phases[stage]:
-            missing = self._missing(memory, phase)[start, stop]
+    def seconds(self, stage: int, rows: slice) -> Floats:
+        """Of the intervals in some rows; `inf` where nothing frees enough."""
+        start, stop = self.band.start[rows], self.band.stop[rows]
+        extra = np.zeros(start.shape)
+        for phase in self.memory.phases[stage]:
+            missing = self._missing(phase, rows)
             if (missing > 0).any():
                 extra = np.maximum(extra, self._least(missing, phase.in_flight, start, stop))
-        return np.asarray(self.plain[start, stop] + extra)
+        return np.asarray(self.plain[rows] + extra)
 
-    def _missing(self, memory: MomentTables, phase: Phase) -> Ints:
+    def _missing(self, phase: Phase, rows: slice) -> Ints:
         """Bytes beyond the limit at one moment; recomputation frees for all micro-batches."""
-        k, found = phase.in_flight, memory.moments(phase)
-        over = memory.fixed + k * memory.flight - self.limit
-        missing = np.minimum(over + found.floor, over - memory.flight + found.plain)
-        return np.asarray(missing - k * self.freed)
+        k, found, flight = phase.in_flight, self.memory.moments(phase), self.memory.flight[rows]
+        over = self.memory.fixed[rows] + k * flight - self.limit
+        missing = np.minimum(over + found.floor[rows], over - flight + found.plain[rows])
+        return np.asarray(missing - k * self.freed[rows])
 
     def _least(self, missing: Ints, in_flight: int, start: Ints, stop: Ints) -> Floats:
         left = np.maximum(missing, 0).astype(np.float64)

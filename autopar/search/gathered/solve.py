@@ -109,8 +109,8 @@ class _Search:
         band = Band(least.blocks, windows.most)
         fits = band(legal_intervals(least, limit, starts)) & band.some
         rows = windows.rows
-        relaxed = Relaxed(prices, self.limit)
-        seconds = np.stack([relaxed.seconds(i, band, r) for i, r in enumerate(rows)])
+        relaxed = Relaxed(prices, self.limit, band)
+        seconds = np.stack([relaxed.seconds(i, r) for i, r in enumerate(rows)])
         seconds[~np.stack([fits[r] for r in rows])] = np.inf
         self.table = laid_out(FrontTable, seconds, band, least, windows)
         self.exact = np.zeros(seconds.shape, bool)

@@ -77,19 +77,27 @@ class ChunkTimes:
     def parts(self, edges: Ints, setting: Setting, *, full: bool = False) -> Floats:
         """[candidates, parts]: forward and backward of one micro-batch; `full`: with all blocks
         recomputed."""
-        total = sums(self.kept + self.extra, edges) if full else between(self._kept, edges)
-        return np.asarray(total + self.entering(edges, setting) + self.leaving(edges, setting))
+        before = sums_before(self.kept + self.extra) if full else self._kept
+        # What is added where parts begin and end goes with the sums before their edges.
+        left, begun = before[1:] + self.exit, before[:-1] - self.entry
+        found = left.take(edges[:, 1:] - 1)
+        found -= begun.take(edges[:, :-1])
+        for part in setting.turns:
+            edge = edges[:, part + 1]
+            found[:, part] -= self.exit[edge - 1]
+            found[:, part + 1] -= self.entry[edge] - self.first[edge]
+        return found
 
     def entering(self, edges: Ints, setting: Setting) -> Floats:
         """[candidates, parts]: what is added where parts begin."""
-        found = self.entry[edges[:, :-1]]
+        found = self.entry.take(edges[:, :-1])
         for part in setting.turns:
             found[:, part + 1] = self.first[edges[:, part + 1]]
         return found
 
     def leaving(self, edges: Ints, setting: Setting) -> Floats:
         """[candidates, parts]: what is added where parts end."""
-        found = self.exit[edges[:, 1:] - 1]
+        found = self.exit.take(edges[:, 1:] - 1)
         found[:, setting.turns] = 0.0
         return found
 
@@ -117,7 +125,7 @@ def sums(values: NDArray[Number], edges: Ints) -> NDArray[Number]:
 
 def between(total: NDArray[Number], edges: Ints) -> NDArray[Number]:
     """[candidates, parts]: `sums` of the values whose `before` is `total`."""
-    found = total[edges]
+    found = total.take(edges)
     return np.asarray(found[:, 1:] - found[:, :-1])
 
 

@@ -1,0 +1,79 @@
+"""What the busiest block of an interval works with in a backward: of all intervals, or of a band.
+
+The first block of a stage prefetches nothing, and behind the last one nothing is reduced nor any
+gradient of the stage's results kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from autopar.cost import block_moment
+from autopar.cost.setting import Setting
+from autopar.search.band import Band
+from autopar.search.chain import NONE, Chain, Ints
+
+
+class BusiestBlock:
+    """Of one sort of backward. `sent`: by the end of an interval, what it sends; `rooted`: groups
+    of tied parameters that several blocks hold."""
+
+    def __init__(
+        self, chain: Chain, setting: Setting, sent: Ints, *, first: bool, rooted: Collection[str]
+    ) -> None:
+        self.sent = sent
+        self._gathered = chain.ints(
+            lambda b: block_moment.gathered_bytes(b, setting, rooted=rooted)
+        )
+        self._forward = chain.ints(lambda b: block_moment.forward_bytes(b, setting, rooted=rooted))
+        self._before = np.concatenate([np.zeros(1, np.int64), self._gathered[:-1]])
+        self._inside = working(chain, setting, first, alone=False)
+        self._last = working(chain, setting, first, alone=True)
+
+    def _most(self, busy: Ints, prefetched: Ints | int, beside: Ints) -> Ints:
+        return np.asarray(np.maximum(busy + self._gathered + prefetched, self._forward) + beside)
+
+    def everywhere(self, beside: Ints) -> Ints:
+        """[a, b] -> the most over the blocks, with what there is `beside` each."""
+        n = len(beside)
+        a, end = np.arange(n)[:, None], np.arange(n)[None, :]
+        # The largest of those between: from a + 1 to a block.
+        between = np.where(end > a, self._most(self._inside, self._before, beside)[None, :], NONE)
+        np.maximum.accumulate(between, axis=1, out=between)
+        most = between[:, :-1]
+        np.maximum(most, self._most(self._inside, 0, beside)[:, None], out=most)
+        most += self.sent[None, 2:]
+        np.maximum(most, self._most(self._last, self._before, beside)[None, 1:], out=most)
+        table = np.full((n, n + 1), NONE, np.int64)
+        np.copyto(table[:, 2:], most, where=end[:, :-1] >= a)
+        table[np.arange(n), np.arange(1, n + 1)] = self._most(self._last, 0, beside)
+        return np.maximum(table, NONE, out=table)
+
+    def within(self, beside: Ints, band: Band) -> Ints:
+        """The same of the intervals of a band."""
+        n, last = len(beside), np.arange(len(beside))[:, None]
+        found = np.empty((n, band.most), np.int64)
+        found[:, 0] = self._most(self._last, 0, beside)
+        longer = self._most(self._inside, 0, beside)[band.start[:, 1:]]
+        if band.most > 2:
+            back = last - 1 - np.arange(band.most - 2)[None, :]
+            between = self._most(self._inside, self._before, beside)[np.maximum(back, 0)]
+            between[back < 0] = NONE
+            np.maximum.accumulate(between, axis=1, out=between)
+            np.maximum(longer[:, 1:], between, out=longer[:, 1:])
+        longer += self.sent[1:, None]
+        np.maximum(longer, self._most(self._last, self._before, beside)[:, None], out=longer)
+        found[:, 1:] = longer
+        return np.maximum(found, NONE, out=found)
+
+
+def working(chain: Chain, setting: Setting, first: bool, *, alone: bool) -> Ints:
+    """What each block works with, beside the reduction of the one after it or `alone`."""
+    inside = chain.ints(block_moment.inside_bytes)
+    if not alone:
+        reduced = chain.ints(lambda b: block_moment.handed_on_bytes(b, setting))
+        inside = inside + np.concatenate([reduced[1:], np.zeros(1, np.int64)])
+    end = chain.ints(lambda b: block_moment.end_bytes(b, setting, first=first) - b.saved_bytes)
+    return np.maximum(inside, end)
