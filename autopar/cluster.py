@@ -47,6 +47,8 @@ class Device:
     `price_per_hour`: US dollars, 0 when unknown.
     `overlap_slowdown`: seconds that compute gets longer per second of communication behind it; 0
     when unknown (`data/step.toml` has what is usual).
+    `divided_slowdown`: part of itself by which a backward gets longer where it is divided in two
+    (zero-bubble): the work of the host, and what is in no cache any more, show on a CPU.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Device:
     attention: dict[str, AttentionKernel] = field(default_factory=dict)
     execution: str = "eager"
     overlap_slowdown: float = 0.0
+    divided_slowdown: float = 0.0
     even_experts: bool = False
     overlap_experts: bool = True
 

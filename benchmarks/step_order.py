@@ -55,6 +55,11 @@ PINS = {
         "pp=2,schedule=gpipe,microbatch=4",
         "pp=2,schedule=1f1b,microbatch=4",
         "pp=2,schedule=1f1b,microbatch=2,recompute=full",
+        "pp=2,schedule=interleaved,chunks=2,microbatch=2",
+        "pp=2,schedule=interleaved,chunks=2,microbatch=4",
+        "pp=2,schedule=zero-bubble,chunks=1,microbatch=2",
+        "pp=2,schedule=zero-bubble,chunks=2,microbatch=4",
+        "pp=2,schedule=zbv,microbatch=2",
     ),
     4: (
         "dp=4,zero=0",

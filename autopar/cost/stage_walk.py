@@ -50,8 +50,11 @@ def part_seconds(
         # There is none before it to wait for a gradient: it does all in the second half.
         backward, weights = weights, backward
     elif setting.divided:
-        weights["compute"] = sum(priced[name].backward_weights for name in part.blocks)
+        blocks = [priced[name] for name in part.blocks]
+        weights["compute"] = sum(block.backward_weights for block in blocks)
         backward["compute"] -= weights["compute"]
+        more = sum(block.backward_compute for block in blocks)
+        weights["compute"] += setting.cluster.device.divided_slowdown * more
     return Part(forward, backward, weights)
 
 

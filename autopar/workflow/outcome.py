@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autopar.block_cost import ChainCost
+from autopar.block_cost import BlockCost, ChainCost
 from autopar.cluster import Cluster
 from autopar.cost.block_moment import gathered_bytes
 from autopar.cost.evaluate import evaluate
 from autopar.cost.expert_copies import COPIED_OVER, expert_copies_seconds
 from autopar.cost.fullest_moment import rooted
-from autopar.cost.setting import PRECISION
+from autopar.cost.setting import PRECISION, Setting
 from autopar.mesh import Mesh
 from autopar.plan_document import Plan
 from autopar.program import Program
@@ -235,6 +236,17 @@ def _text(mesh: dict[str, Any]) -> str:
     return str(Mesh(**mesh))
 
 
+def _divide(found: list[dict[str, float]], blocks: Sequence[BlockCost], setting: Setting) -> None:
+    """Add to the last stage of `found` what of its backward is done for the weights."""
+    if len(found) == 1:
+        found[0]["weights"] = found[0]["backward"]
+        return
+    more = sum(block.backward_compute for block in blocks)
+    more *= setting.cluster.device.divided_slowdown
+    found[-1]["backward"] += more
+    found[-1]["weights"] = sum(block.backward_weights for block in blocks) + more
+
+
 def stage_seconds(chain: ChainCost, choice: Choice) -> list[dict[str, float]]:
     """Forward and backward (recomputation included) of every stage for one micro-batch; of a
     divided backward also what is done for `weights`, which in the first stage is all."""
@@ -251,6 +263,5 @@ def stage_seconds(chain: ChainCost, choice: Choice) -> list[dict[str, float]]:
             }
         )
         if choice.setting.divided:
-            weights = sum(costs[n].backward_weights for n in stage.blocks)
-            found[-1]["weights"] = weights if len(found) > 1 else found[-1]["backward"]
+            _divide(found, [costs[n] for n in stage.blocks], choice.setting)
     return found

@@ -27,6 +27,7 @@ from autopar.runtime.device_rates import (
     matmul_samples,
     memory_samples,
 )
+from autopar.runtime.divided_slowdown import measured_division
 from autopar.runtime.link_rates import LinkSample, collective_samples, measured_slowdown
 from autopar.runtime.ranks import Ranks
 from autopar.workflow.fitted_cluster import fitted_device, fitted_link
@@ -94,6 +95,8 @@ def profile(
             links.append(found)
             report(f"{found.kind} of {group} ranks", _part(begin, seconds))
     cluster = _cluster(ranks.device, measured, links, size // local, local)
+    divided = measured_division(ranks.device)
+    cluster = replace(cluster, device=replace(cluster.device, divided_slowdown=divided))
     if size > 1:
         # At least a little: 0 would mean that nothing was measured.
         slowdown = max(0.01, measured_slowdown(ranks))

@@ -72,9 +72,10 @@ def brute_force(blocks, setting, limit):
     inner=st.sampled_from([(), (1, 2), (0, 1), (2, 3, 4)]),
     part=st.floats(0.0, 1.0),
     precision=st.sampled_from(["fp32", "bf16-mixed", "bf16"]),
+    slowdown=st.sampled_from([0.0, 0.4]),
 )
 def test_equals_brute_force(
-    rows, pp, kind, microbatches, dp, zero, fraction, tied, inner, part, precision
+    rows, pp, kind, microbatches, dp, zero, fraction, tied, inner, part, precision, slowdown
 ):
     schedule, chunks = kind
     assume(pp * chunks <= len(rows) and not refused(pp, microbatches, schedule))
@@ -82,8 +83,10 @@ def test_equals_brute_force(
         divided(block(i, n, ties(i, len(rows) - 1, tied, inner)), part) for i, n in enumerate(rows)
     ]
     mesh = Mesh(pp, dp, 1)
+    on = cluster(mesh.size)
+    on = replace(on, device=replace(on.device, divided_slowdown=slowdown))
     setting = Setting(
-        cluster(mesh.size),
+        on,
         mesh,
         1,
         microbatches,

@@ -47,7 +47,7 @@ IN_PART = ("dp=8,shard=8,zero=3,microbatches=2,recompute=selective", "44MiB")
 # Total, and each term (of its own size, or of the total where it is small). GPipe's last layout is
 # predicted 4.3 % too high: buffers of a recomputed backward.
 MOST, GPIPE_MOST, TERM_MOST, TERM_OF_TOTAL = 0.02, 0.05, 0.1, 0.05
-# Zero-bubble with hybrid sharding is 2.6 % too high: a gradient that is sent is gone by then, and so
+# Zero-bubble with hybrid sharding is 2.6 % too high (a gradient that is sent is gone by then); so
 # is what is passed on where a V turns.
 DIVIDED_MOST = 0.03
 

@@ -32,6 +32,7 @@ def test_two_ranks_describe_their_node(tmp_path: Path) -> None:
     assert 1e6 < link.bytes_per_second < 1e12 and link.latency_seconds >= 0
     assert device.attention[device.attention_kernel].head_dims
     assert 0 < device.overlap_slowdown <= 1
+    assert 0 <= device.divided_slowdown < 2
 
 
 def test_the_command_writes_a_file_for_one_rank(tmp_path: Path) -> None:

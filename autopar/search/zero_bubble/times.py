@@ -57,8 +57,12 @@ class PartSeconds:
         forward = sums(ahead, edges) + times.leaving(edges, setting)
         backward = sums(times.kept - ahead, edges) + times.entering(edges, setting)
         own = np.array([b.backward_weights for b in chain.distinct], np.float64)[chain.which]
-        weights = sums(own, edges)
-        weights[:, 0] = backward[:, 0]  # the first part has no first half
+        whole = np.array([b.backward_compute for b in chain.distinct], np.float64)[chain.which]
+        more = setting.cluster.device.divided_slowdown * sums(whole, edges)
+        more[:, 0] = 0.0  # the first part has no first half
+        weights = sums(own, edges) + more
+        backward = backward + more
+        weights[:, 0] = backward[:, 0]
         return PartSeconds(forward, backward, weights)
 
     def least(self, setting: Setting) -> Floats:
