@@ -26,6 +26,7 @@ from autopar.search.enumerate import search
 from autopar.search.options import SearchOptions
 from autopar.search.result import SearchResult
 from autopar.units import format_bytes, format_seconds
+from autopar.workflow.configuration import Configuration
 from autopar.workflow.configuration_row import RowConfiguration, read_row
 from autopar.workflow.evaluator import Evaluator, Prediction, whole_chain
 from autopar.workflow.model_costs import ModelCosts
@@ -119,19 +120,16 @@ class Compared:
         return self.ours.choice is None or (self.fits and self.gain < -1e-9)
 
 
-def compare(row: Mapping[str, str], read: RowConfiguration) -> Compared:
-    """Price the row's plan and search one for the same problem."""
-    configuration = replace(
-        read.configuration,
-        practice=Practice(),
-        precision="bf16-mixed",
-        regathers=False,
-        host_layer_seconds=0.0,
-    )
-    model, inputs = build(read.model, EXAMPLE_SEQUENCE, torch.bfloat16)
+def compare(rows: Sequence[tuple[Mapping[str, str], RowConfiguration]]) -> list[Compared]:
+    """Price the plans of rows that are of one problem, and search one for it."""
+    first = rows[0][1]
+    model, inputs = build(first.model, EXAMPLE_SEQUENCE, torch.bfloat16)
     program = capture(model, inputs, name="row", dtype=torch.bfloat16)
     prepared = prepare(program, dict(program.sizes))
-    theirs = Evaluator(prepared).predict(configuration, read.layers)
+    evaluator = Evaluator(prepared)
+    as_run = [_as_this_runtime(read.configuration) for _, read in rows]
+    theirs = [evaluator.predict(c, first.layers) for c in as_run]
+    configuration = as_run[0]
     options = SearchOptions(
         configuration.microbatch * configuration.microbatches * configuration.mesh.dp,
         precision="bf16-mixed",
@@ -140,9 +138,22 @@ def compare(row: Mapping[str, str], read: RowConfiguration) -> Compared:
     begin = time.perf_counter()
     sizes = dict(prepared.sizes) | {"sequence": configuration.sequence}
     costs = ModelCosts(prepared, configuration.cluster, sizes)
-    ours = search(WholeModel(costs, read.layers), configuration.cluster, options, explain=False)
-    limit = options.limit(configuration.cluster)
-    return Compared(row, theirs, ours, limit, time.perf_counter() - begin)
+    ours = search(WholeModel(costs, first.layers), configuration.cluster, options, explain=False)
+    limit, seconds = options.limit(configuration.cluster), time.perf_counter() - begin
+    return [
+        Compared(row, priced, ours, limit, seconds)
+        for (row, _), priced in zip(rows, theirs, strict=True)
+    ]
+
+
+def _as_this_runtime(configuration: Configuration) -> Configuration:
+    return replace(
+        configuration,
+        practice=Practice(),
+        precision="bf16-mixed",
+        regathers=False,
+        host_layer_seconds=0.0,
+    )
 
 
 def mesh_text(mesh: Mesh) -> str:
@@ -247,7 +258,7 @@ def chosen_rows(table: Path) -> list[tuple[dict[str, str], RowConfiguration]]:
             for row in rows
             if row["source"].startswith(source)
             and (row["model"], row["n_gpus"]) == (model, str(gpus))
-            and (read := _expressed(row)) is not None
+            and (read := expressed(row)) is not None
         ]
         if not fitting:
             raise SystemExit(f"{table} has no row of {source}, {model} on {gpus} GPUs")
@@ -255,7 +266,7 @@ def chosen_rows(table: Path) -> list[tuple[dict[str, str], RowConfiguration]]:
     return found
 
 
-def _expressed(row: dict[str, str]) -> RowConfiguration | None:
+def expressed(row: dict[str, str]) -> RowConfiguration | None:
     try:
         return read_row(row)
     except InexpressibleError:
@@ -271,7 +282,7 @@ def main() -> int:
     for row, read in chosen_rows(arguments.truth / "core_validation.csv"):
         if arguments.only not in row["model"]:
             continue
-        found.append(compare(row, read))
+        found += compare([(row, read)])
         print(table_row(found[-1]), flush=True)
     if not arguments.only:
         OUT.write_text(document(found), encoding="utf-8")
