@@ -28,6 +28,11 @@ from autopar.units import format_seconds
 NO_SEQUENCE = "there are no prices of parts of a sequence"
 NO_EXPERTS = "there are no prices of parts of a layer's experts"
 
+# What a plan says of its cuts where parts of the chain take turns (`interleaved.cuts`).
+NEAR_EVEN = (
+    "cuts of this schedule are searched among near-even ones, with any lighter first and last part"
+)
+
 
 def _not_worse(best: Choice, scores: Sequence[RecipeScore], *, proven: bool) -> Choice:
     """The better of the plan and the plain recipes; only an unfinished search can be beaten."""
@@ -92,6 +97,8 @@ def search(
     if state.best and options.pins.chunks is None and not state.queue_left:
         state.extend(uneven_chunks(found, state.best.mesh, provider))
         least = state.run(deadline, progress)
+    if state.best and state.best.setting.in_turns and state.starts is None:
+        notes.append(NEAR_EVEN)
     if state.interrupted:
         notes.append("the search was interrupted: this is the best plan until then")
     if state.best is None:
