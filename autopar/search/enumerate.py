@@ -28,10 +28,21 @@ from autopar.units import format_seconds
 NO_SEQUENCE = "there are no prices of parts of a sequence"
 NO_EXPERTS = "there are no prices of parts of a layer's experts"
 
-# What a plan says of its cuts where parts of the chain take turns (`interleaved.cuts`).
+# What a plan says where a family of decisions is searched, and not all: of cuts where parts of the
+# chain take turns (`interleaved.cuts`), and of blocks that are kept gathered (`gathered`).
 NEAR_EVEN = (
     "cuts of this schedule are searched among near-even ones, with any lighter first and last part"
 )
+KEPT_LAST = "of alike blocks of a stage the last ones are kept gathered, and the first of all"
+
+
+def _families(state: BestFirst) -> list[str]:
+    """What is to be said of the plan's decisions that were searched in a family."""
+    if state.best is None:
+        return []
+    cut = state.best.setting.in_turns and state.starts is None
+    kept = bool(state.best.keep_label) and state.kept is None
+    return [*([NEAR_EVEN] if cut else []), *([KEPT_LAST] if kept else [])]
 
 
 def _not_worse(best: Choice, scores: Sequence[RecipeScore], *, proven: bool) -> Choice:
@@ -97,8 +108,7 @@ def search(
     if state.best and options.pins.chunks is None and not state.queue_left:
         state.extend(uneven_chunks(found, state.best.mesh, provider))
         least = state.run(deadline, progress)
-    if state.best and state.best.setting.in_turns and state.starts is None:
-        notes.append(NEAR_EVEN)
+    notes += _families(state)
     if state.interrupted:
         notes.append("the search was interrupted: this is the best plan until then")
     if state.best is None:
