@@ -170,5 +170,7 @@ def input_backward(
     if beside:
         some = [ends[i] for i in beside], [gradients[i] for i in beside]
         groups.append(_Beside(*some, trained, groups))
-    by_input = {id(x): gradient for x, gradient in zip(wanted, found, strict=True)}
+    # As they are sent; added to an input's own gradient they would have its layout.
+    sent = [None if gradient is None else gradient.contiguous() for gradient in found]
+    by_input = {id(x): gradient for x, gradient in zip(wanted, sent, strict=True)}
     return tuple(by_input.get(id(x)) for x in inputs), WeightBackward(groups)

@@ -13,11 +13,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from autopar.errors import RuntimeFault
+from autopar.errors import AutoparError, RuntimeFault
 
 # How long to look for the cause after the first sign of trouble: a rank that lost its peer
 # often reports before the peer's death is seen.
@@ -114,6 +115,16 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+@dataclass(frozen=True)
+class _Fault:
+    """How a rank failed: its traceback, or how it died; and its error, if it is one that says what
+    is wrong."""
+
+    text: str
+    error: AutoparError | None = None
+    died: bool = False
+
+
 def _rank_main(
     sender: connection.Connection,
     variables: dict[str, str],
@@ -133,8 +144,9 @@ def _rank_main(
         _send(sender, True, result)
         dist.barrier()
         dist.destroy_process_group()
-    except BaseException:
-        _send(sender, False, traceback.format_exc())
+    except BaseException as error:
+        told = error if isinstance(error, AutoparError) else None
+        _send(sender, False, _Fault(traceback.format_exc(), told))
         sys.stdout.flush()
         # Others may wait for this rank for ever; leave without asking them.
         os._exit(1)
@@ -150,7 +162,7 @@ def _collect(
 ) -> list[Any]:
     deadline = time.monotonic() + timeout_seconds
     results: dict[int, Any] = {}
-    faults: dict[int, str] = {}
+    faults: dict[int, _Fault] = {}
     while len(results) < len(processes):
         left = deadline - time.monotonic()
         if left <= 0:
@@ -179,7 +191,7 @@ def _receive(
     processes: list[Any],
     pipes: list[connection.Connection],
     results: dict[int, Any],
-    faults: dict[int, str],
+    faults: dict[int, _Fault],
 ) -> None:
     if rank in results or rank in faults:
         return
@@ -193,14 +205,14 @@ def _receive(
     processes[rank].join(timeout=_TERMINATE_SECONDS)
     code = processes[rank].exitcode
     name = f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
-    faults[rank] = f"died: {name}"
+    faults[rank] = _Fault(f"died: {name}", died=True)
 
 
-def _raise_first(faults: dict[int, str]) -> None:
+def _raise_first(faults: dict[int, _Fault]) -> None:
     """The likeliest cause: a death without a word, else the error that came first."""
-    died = [rank for rank, text in faults.items() if text.startswith("died: ")]
+    died = [rank for rank, fault in faults.items() if fault.died]
     rank = died[0] if died else next(iter(faults))
-    text = faults[rank]
+    text, error = faults[rank].text, faults[rank].error
     if died:
         raise RuntimeFault(
             f"rank {rank} {text}; the other ranks were ended",
@@ -210,7 +222,10 @@ def _raise_first(faults: dict[int, str]) -> None:
                 else "look at what that rank printed last; PYTHONFAULTHANDLER=1 shows where it was"
             ),
         )
-    raise RuntimeFault(f"rank {rank} failed; the other ranks were ended\n{text.rstrip()}")
+    fault = RuntimeFault(f"rank {rank} failed; the other ranks were ended\n{text.rstrip()}")
+    if error is not None and not isinstance(error, RuntimeFault):
+        raise error from fault
+    raise fault
 
 
 def _end(processes: list[Any]) -> None:

@@ -103,15 +103,37 @@ def weight_groups(
 ) -> tuple[list[tuple[list[Any], list[torch.nn.Parameter]]], list[bool]]:
     """Weights by the ops that read them: autograd's nodes between `outputs` and `inputs` at which
     the paths to the weights of a group branch off, and these weights, in the order of `weights`.
-    And of each output whether it is made of any of the `inputs`."""
+    No node and no weight is in two groups. And of each output whether it is made of any of the
+    `inputs`.
+
+    (torch 2.13's own `get_param_groups` leaves a node in two groups where one weight joins them:
+    its gradient counts twice then.)
+    """
     private: Any = _backward
     ends, starts = _nodes(outputs), _nodes(inputs)
     reverse = private.construct_reverse_graph(ends)
-    groups = [
-        (list(group["intermediates"]), [node.variable for node in group["params"]])
-        for group in private.get_param_groups(starts, _nodes(weights), reverse)
+    behind, _ = private.reverse_closure(starts, set(), reverse)
+    given = list(weights)
+    # Of each group its nodes and the numbers of its weights; and the group of every node.
+    groups: dict[int, tuple[set[Any], list[int]]] = {}
+    group_of: dict[Any, int] = {}
+    for number, weight in enumerate(given):
+        _, readers = private.reverse_closure(_nodes([weight]), behind, reverse)
+        if not readers:
+            continue
+        joined = sorted({group_of[node] for node in readers if node in group_of})
+        nodes, numbers = set(readers), [number]
+        for other in joined:
+            its_nodes, its_numbers = groups.pop(other)
+            nodes, numbers = nodes | its_nodes, its_numbers + numbers
+        first = min(numbers)
+        groups[first] = nodes, sorted(numbers)
+        group_of.update(dict.fromkeys(nodes, first))
+    found = [
+        (sorted(nodes, key=lambda node: node._sequence_nr()), [given[i] for i in numbers])
+        for _, (nodes, numbers) in sorted(groups.items())
     ]
-    return groups, _lead_to(ends, starts, reverse)
+    return found, _lead_to(ends, starts, reverse)
 
 
 def made_of(outputs: Iterable[torch.Tensor], weight: torch.nn.Parameter) -> bool:

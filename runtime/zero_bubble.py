@@ -14,6 +14,7 @@ import torch
 
 from autopar.runtime.divided_backward import WeightBackward, input_backward
 from autopar.runtime.interleaved import LoopedStage
+from autopar.runtime.torch_compat import allocate_buffers
 
 Tensor = torch.Tensor
 
@@ -48,8 +49,12 @@ class DividedStage(LoopedStage):
         return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
-        if self.has_backward:
-            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+        if not self.has_backward:
+            return
+        # What reached no gradient is sent to another rank as zeros, and handed on here as such.
+        infos = zip(self.grad_recv_info[mb_index], next_stage_bwd_outputs, strict=True)
+        allocate_buffers([info for info, given in infos if given is None], self.device)
+        super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autopar.block_cost import BlockCost
+from autopar.block_cost import BlockCost, tie_groups
 from autopar.cost.setting import Setting
+from autopar.search.chain import Chain
+from autopar.search.interleaved.solve import candidates
 from autopar.search.options import SearchOptions, stage_starts
 
 GRADIENTS = "values without gradient pass on from it beside others: the pipeline can't send both"
@@ -29,12 +31,32 @@ def why_no_cut(
     wanted = min(s.mesh.pp * s.chunks for s in settings)
     most = most_stages(blocks)
     if wanted <= most:
-        return "", ""
+        return _tied(blocks, settings)
     reason = (
         f"the model can be cut into at most {most} stages, and the least that is asked for is"
         f" {wanted}: a stage needs a parameter, {_uncut(blocks)}"
     )
     return reason, f"choose pp (times chunks) of at most {most}, or free them"
+
+
+def _tied(blocks: Sequence[BlockCost], settings: Sequence[Setting]) -> tuple[str, str]:
+    """Where parts take turns and every cut leaves a rank with two copies of a parameter."""
+    chain = Chain(blocks)
+    if not all(s.in_turns and not len(candidates(chain, s, None)) for s in settings):
+        return "", ""
+    names = ", ".join(f"{g!r} ({_holders(blocks, g)})" for g in tie_groups(blocks))
+    schedules = " and ".join(dict.fromkeys(s.schedule for s in settings))
+    if not names:
+        return "", ""
+    reason = (
+        f"with schedule {schedules} every cut gives one rank two parts that share a parameter, and "
+        f"it would need two copies: {names}"
+    )
+    return reason, "pin schedule=1f1b or another number of chunks, or give each its own parameter"
+
+
+def _holders(blocks: Sequence[BlockCost], group: str) -> str:
+    return " and ".join(b.name for b in blocks if any(t.group == group for t in b.tied))
 
 
 def most_stages(blocks: Sequence[BlockCost]) -> int:

@@ -186,6 +186,8 @@ def _text(expression: sympy.Expr, width: int) -> str:
         amounts = list(whole)
         if split:
             amounts.append(f"{split[0]}/t" if len(split) == 1 else f"({' + '.join(split)})/t")
+        if not amounts:  # nothing is kept, as of a frozen block
+            continue
         if len(amounts) > 1:
             parts.append(f"{size}·({' + '.join(amounts)})" if size else " + ".join(amounts))
         else:

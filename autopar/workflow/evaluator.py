@@ -6,6 +6,7 @@ placement search with the degree given, time and memory from `autopar.cost.evalu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.axis import Axis
@@ -13,6 +14,7 @@ from autopar.block_cost import BlockCost, ChainCost
 from autopar.cluster import Cluster
 from autopar.cost.evaluate import Evaluation, evaluate_setting
 from autopar.cost.reserved import Footprint, footprint
+from autopar.cost.setting import Setting
 from autopar.errors import UsageError
 from autopar.placement import Placement
 from autopar.plan_document import StagePlan
@@ -96,6 +98,7 @@ class Evaluator:
         if not configuration.reshards:
             cuts = tuple(replace(stage, keep_gathered=stage.blocks) for stage in cuts)
         setting = configuration.setting
+        _refuse_two_copies(blocks, cuts, setting)
         evaluation = evaluate_setting(setting, cuts, blocks)
         flops = sum(b.flops for b in blocks) * mesh.tp / configuration.microbatch
         if mesh.cp > 1:
@@ -225,3 +228,24 @@ def _adjusted(chain: ChainCost, costs: ModelCosts, configuration: Configuration)
             found = _issued(found, c.host_layer_seconds)
         known[block.kind] = found
     return replace(chain, blocks=tuple(replace(known[b.kind], name=b.name) for b in chain.blocks))
+
+
+def _refuse_two_copies(
+    blocks: Sequence[BlockCost], parts: Sequence[StagePlan], setting: Setting
+) -> None:
+    """A V-shaped pipeline has both ends of the chain on one rank, which can't hold a tied parameter
+    twice."""
+    if not setting.turns:
+        return
+    tied = {b.name: {t.group for t in b.tied} for b in blocks}
+    for rank in range(setting.mesh.pp):
+        held = [
+            {group for name in parts[part].blocks for group in tied[name]}
+            for part in setting.parts_of(rank)
+        ]
+        if twice := sorted(set.intersection(*held)):
+            raise UsageError(
+                f"schedule={setting.schedule}: both parts of pp rank {rank} hold {twice[0]!r}, and "
+                "the rank would need two copies",
+                next_step="use another schedule, or give each its own parameter",
+            )

@@ -40,6 +40,20 @@ def tied(m: Model, x: Tensor) -> tuple[Tensor, ...]:
     return (m.two(h) + functional.linear(torch.sin(h), m.one.weight),)
 
 
+def shared_in_part(m: Model, x: Tensor) -> tuple[Tensor, ...]:
+    """One weight read by three ops, each with another weight of its own."""
+    h = functional.linear(x, m.two.weight, m.one.bias)
+    h = functional.linear(torch.tanh(h), m.two.weight, m.two.bias)
+    return (functional.linear(torch.tanh(h), m.two.weight, m.norm.bias),)
+
+
+def products_of_weights(m: Model, x: Tensor) -> tuple[Tensor, ...]:
+    """Made of weights alone, read on the way of the input, and passed on."""
+    scale = m.one.bias * m.norm.weight
+    h = torch.tanh(torch.tanh(x * scale) + scale * m.two.bias)
+    return h * (m.norm.bias * m.two.bias), scale * 2
+
+
 def transformed(m: Model, x: Tensor) -> tuple[Tensor, ...]:
     """What is read is made of weights alone first; one of them is used in both branches."""
     mixed = (m.one.weight * 0.5 + m.two.weight).t()
@@ -59,7 +73,10 @@ def no_weights(m: Model, x: Tensor) -> tuple[Tensor, ...]:
     return (torch.sin(x),)
 
 
-BODIES = (plain, tied, transformed, a_view_comes_out, some_unused, no_weights)
+BODIES = (
+    *(plain, tied, shared_in_part, products_of_weights, transformed),
+    *(a_view_comes_out, some_unused, no_weights),
+)
 
 
 def gradients(model: Model, x: Tensor, *, divide: bool, into: int = 2) -> list[Tensor | None]:
@@ -208,3 +225,13 @@ def test_outputs_that_are_made_of_weights_alone_count_too() -> None:
             assert weights[name].grad is None
         else:
             torch.testing.assert_close(weights[name].grad, gradient)
+
+
+def test_gradients_of_inputs_are_laid_out_as_they_are_sent() -> None:
+    """Behind a permuted value autograd makes a gradient that no rank could send."""
+    weight = nn.Parameter(torch.randn(3).double())
+    x = torch.randn(2, 3, 4, 5).double().requires_grad_()
+    given = torch.randn(2, 4, 5, 3).double()
+    (found,), _ = input_backward((x.permute(0, 2, 3, 1) * weight,), (given,), [x], [weight])
+    assert found is not None and found.is_contiguous()
+    assert torch.equal(found, (given * weight).permute(0, 3, 1, 2))

@@ -7,6 +7,7 @@ import inspect
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import (
@@ -63,8 +64,9 @@ def test_halves_of_a_backward() -> None:
         "if not self.is_first:",
     ):
         assert text in source
-    for name in ("_get_grad_fn_or_grad_acc", "construct_reverse_graph", "get_param_groups"):
+    for name in ("_get_grad_fn_or_grad_acc", "construct_reverse_graph", "reverse_closure"):
         assert callable(getattr(_backward, name))
+    assert callable(torch.ones(1, requires_grad=True).sin().grad_fn._sequence_nr)
     state = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_state").FSDPState
     assert callable(state._root_post_backward_final_callback)
     assert callable(importlib.import_module(FSDP_GROUP).FSDPParamGroup.post_backward)
