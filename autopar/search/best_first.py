@@ -36,7 +36,7 @@ from autopar.search.shard_degrees import end_gain, families, undominated
 
 TIE = 1e-9
 # How many configurations are solved only to name the runners-up.
-OTHER_SOLVES = 60
+OTHER_SOLVES = 100
 # and for how many of them the provider is asked for prices that the search did not need.
 OTHER_WAITS = 4
 # Plans of so much more than the bound are looked for first, and then of more and more; at last any.

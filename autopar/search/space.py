@@ -22,6 +22,8 @@ FEW = 12
 # The free search tries no more chunks; a pin may ask for more. Each chunk more saves less of the
 # bubble, (p-1)/(vm+p-1), and sends as much again.
 MOST_CHUNKS = 8
+# Of so many blocks with parameters every number of chunks is tried, with every ZeRO level.
+FEW_BLOCKS = 24
 UNEVEN = "numbers of chunks that split unevenly, but on the mesh of the plan"
 # The free search splits sequences so that every rank keeps as many positions: with fewer the
 # messages of attention are long beside its arithmetic, and dp does the same without them.
@@ -190,7 +192,7 @@ def _of_mesh(
         found += [
             Setting(cluster, sharded, size, count, schedule, zero, *given, chunks)
             for schedule, chunks in kinds
-            for zero in _zero_levels(mesh, pins, chunks, left_out)
+            for zero in _zero_levels(mesh, pins, chunks, most[0], left_out)
             if schedule not in DIVIDED or zero in zero_bubble.ZERO_LEVELS
             for sharded in _sharded(mesh, zero, pins, left_out)
         ]
@@ -278,6 +280,8 @@ def _chunks(mesh: Mesh, pins: Pins, most: tuple[int, str], left_out: Counter[str
         return [pins.chunks] if pins.chunks <= fit else []
     # As many chunks as blocks allow of 1, 2, ... each: numbers between these split unevenly.
     full = {1, *(fit // size for size in range(1, fit + 1))}
+    if most[0] <= FEW_BLOCKS:
+        full = {*range(1, fit + 1)}
     if fit > MOST_CHUNKS:
         left_out[f"more than {MOST_CHUNKS} chunks per pp rank (they can be pinned)"] += 1
     if fit > len(full):
@@ -285,11 +289,13 @@ def _chunks(mesh: Mesh, pins: Pins, most: tuple[int, str], left_out: Counter[str
     return sorted(count for count in full if count <= MOST_CHUNKS)
 
 
-def _zero_levels(mesh: Mesh, pins: Pins, chunks: int, left_out: Counter[str]) -> tuple[int, ...]:
+def _zero_levels(
+    mesh: Mesh, pins: Pins, chunks: int, blocks: int, left_out: Counter[str]
+) -> tuple[int, ...]:
     """One data-parallel rank has nothing to shard: all levels are the same there.
 
     2 and 3 scatter or gather every part again for every micro-batch, as many times as there are
-    chunks: the free search interleaves without them.
+    chunks: the free search interleaves without them, but for models of few blocks.
     """
     if needs_resharding(pins) and mesh.replicas == 1:
         left_out["reshard is pinned, and one replica has nothing to gather"] += 1
@@ -300,7 +306,8 @@ def _zero_levels(mesh: Mesh, pins: Pins, chunks: int, left_out: Counter[str]) ->
         return (pins.zero,)
     if mesh.replicas == 1:
         return (0,)
-    if chunks == 1 or pins.chunks is not None or pins.schedule is not None:
+    pinned = pins.chunks is not None or pins.schedule is not None
+    if chunks == 1 or pinned or blocks <= FEW_BLOCKS:
         return (0, 1, 2, 3)
     left_out["ZeRO-2 and 3 with more than one chunk (they can be pinned)"] += 1
     return (0, 1)
