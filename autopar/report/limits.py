@@ -205,7 +205,8 @@ def proof(plan: Plan) -> str:
         }.get(facts.status, f"Status: {facts.status}")
     ]
     if bound is not None:
-        parts.append(f"no plan is faster than {format_seconds(bound)}")
+        pinned = " with these pins" if search.get("pins") else ""
+        parts.append(f"no plan{pinned} is faster than {format_seconds(bound)}")
     if gap is not None:
         parts.append(f"gap {percent_text(gap)}")
     if search.get("shapes") is not None:

@@ -126,7 +126,8 @@ def search(
     if explain and state.best is not None:
         beside = neighbours(state.prices, state.best, cluster, options, limit)
     found_in = time.perf_counter() - begin
-    return _result(state, least, notes, scores, alternatives, beside, found_in)
+    given = _result(state, least, notes, scores, alternatives, beside, found_in)
+    return replace(given, pins=str(options.pins))
 
 
 def _with_reason(other: Choice, best: Evaluation) -> Choice:

@@ -206,7 +206,8 @@ class SearchResult:
     `bound_step_seconds`: no configuration of the searched space is faster; `gap` is relative to it.
     `shapes`: mesh shapes considered; `pruned`: those of them that no full solve was needed for.
     `configurations` counts (mesh, micro-batch, schedule, ZeRO, placements): considered, solved, and
-    why the others were not. `no_cut`: where no memory would do, why, and the next step.
+    why the others were not. `no_cut`: where no memory would do, why, and the next step. `pins`: what
+    was given; all that is said of other plans is of those that keep them.
     """
 
     status: str
@@ -226,6 +227,7 @@ class SearchResult:
     infeasible: Infeasible | None = None
     no_cut: tuple[str, str] = ("", "")
     provider_seconds: float = field(default=0.0)
+    pins: str = ""
 
     @property
     def step_seconds(self) -> float | None:
@@ -251,4 +253,5 @@ class SearchResult:
             "alternatives": [c.to_dict() for c in self.alternatives],
             "recipes": [r.to_dict() for r in self.recipes],
             "neighbours": [n.to_dict() for n in self.neighbours],
+            **({"pins": self.pins} if self.pins else {}),
         }

@@ -177,6 +177,12 @@ def seconds_per_work(c: Comparison, seconds: float) -> float:
 
 SWEEPS = (
     Sweep("BLOOM topologies, all", "BLOOM", ("n_gpus",), seconds_per_work),
+    Sweep(
+        "BLOOM topologies, comparable days",
+        "BLOOM",
+        ("n_gpus", "period"),
+        seconds_per_work,
+    ),
     Sweep("BLOOM, one model", "BLOOM", ("n_gpus", "layers", "hidden"), seconds_per_sample),
     Sweep(
         "BLOOM, one model, comparable days",
