@@ -206,8 +206,8 @@ class SearchResult:
     `bound_step_seconds`: no configuration of the searched space is faster; `gap` is relative to it.
     `shapes`: mesh shapes considered; `pruned`: those of them that no full solve was needed for.
     `configurations` counts (mesh, micro-batch, schedule, ZeRO, placements): considered, solved, and
-    why the others were not. `no_cut`: where no memory would do, why, and the next step. `pins`: what
-    was given; all that is said of other plans is of those that keep them.
+    why the others were not. `no_cut`: where no memory would do, why, and the next step. `pins`:
+    those that were given; all that is said of other plans is of such that keep them.
     """
 
     status: str
