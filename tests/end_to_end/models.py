@@ -106,3 +106,59 @@ def gemma2() -> tuple[nn.Module, dict[str, torch.Tensor]]:
             query_pre_attn_scalar=8,
         )
     )
+
+
+class _Layered(nn.Module):
+    """Tokens, some layers, a head with a loss."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 16)
+        self.layers = nn.ModuleList(layers)
+        self.head = nn.Linear(16, VOCABULARY)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+class _Shared(nn.Module):
+    """Each projection is applied to what comes in and to parameters of the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.positions = nn.Parameter(torch.randn(SEQUENCE, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(self.norm(x)) + self.first(self.positions))
+        return x + self.second(h) * torch.tanh(self.second(self.positions))
+
+
+class _Stopped(nn.Module):
+    """No gradient comes through it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.inner(x.detach()))
+
+
+def _layered(layers: list[nn.Module]) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    ids = torch.arange(8 * SEQUENCE).view(8, SEQUENCE) % VOCABULARY
+    return _Layered(layers), {"input_ids": ids, "labels": ids.clone()}
+
+
+def shared_projections() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return _layered([_Shared() for _ in range(6)])
+
+
+def stopped_gradient() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    return _layered([_Shared(), _Shared(), _Shared(), _Stopped(), _Shared(), _Shared()])

@@ -134,6 +134,14 @@ def test_a_v_over_the_ranks_equals_one_device(architecture: str) -> None:
     assert_equal(_run(architecture, {2: two, 4: four}, steps=3))
 
 
+@pytest.mark.parametrize("model", ["shared_projections", "stopped_gradient"])
+def test_divided_backwards_of_odd_models_equal_one_device(model: str) -> None:
+    """Weights that several ops share with others; a gradient that ends where the V turns."""
+    pins = "tp=1,pp=2,dp=1,microbatches=4,schedule="
+    layouts = {name: pins + name for name in ("zbv", "zero-bubble,chunks=1", "zero-bubble")}
+    assert_equal(_run(model, {2: layouts}))
+
+
 def test_ten_adamw_steps_stay_together() -> None:
     names = ("tp2 pp2", "dp2 tp2 zero3", "dp2 pp2 zero1", "dp2 pp2 zero-bubble zero1")
     verdicts = _run("gpt2", {4: {n: FOUR_RANKS[n] for n in names}}, steps=10)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autopar.errors import RuntimeFault
+from autopar.errors import PlanError, RuntimeFault
 from autopar.runtime.launch import run_script, spawn
 
 
@@ -74,3 +74,14 @@ def test_run_script_gives_the_exit_code(tmp_path: Path) -> None:
     assert run_script(2, str(script), ["--flag", "3"]) == 0
     script.write_text("raise SystemExit(3)")
     assert run_script(1, str(script)) != 0
+
+
+def refuse() -> None:
+    raise PlanError("this plan is not for these ranks", next_step="use another one")
+
+
+def test_an_error_that_says_what_to_do_is_that_of_the_caller() -> None:
+    with pytest.raises(PlanError, match="not for these ranks") as caught:
+        spawn(refuse, 2, timeout_seconds=60)
+    assert caught.value.next_step == "use another one"
+    assert "Traceback" in str(caught.value.__cause__)

@@ -70,3 +70,11 @@ def test_there_is_no_reason_where_there_is_a_cut():
     assert explained.no_cut == ("", "") and explained.infeasible is not None
     options = SearchOptions(16, pins=parse_pins("cuts=layers.2"))
     assert why_no_cut(provider.optimistic(1, 1).blocks, [], options) == ("", "")
+
+
+def test_a_parameter_at_both_ends_of_a_v_is_named():
+    error = error_of(Provider(cluster(4), tied=True), "schedule=zbv")
+    assert "with schedule zbv every cut gives one rank two parts that share a parameter" in str(
+        error
+    )
+    assert "(embed and head)" in str(error) and "schedule=1f1b" in error.next_step

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from autopar.cluster import Cluster
 from autopar.passes.capture import capture
-from autopar.workflow.activation_formula import ActivationFormula, activation_formula
+from autopar.workflow.activation_formula import ActivationFormula, _text, activation_formula
 from autopar.workflow.model_costs import ModelCosts
 from autopar.workflow.prepare import prepare
 
@@ -124,3 +125,8 @@ def evaluated(formula: ActivationFormula) -> float:
 def test_a_model_without_a_repeated_block_has_none() -> None:
     ((formula, _, _),) = formulas(1, 1, 2)
     assert formula is None
+
+
+def test_a_block_that_keeps_nothing_has_a_formula() -> None:
+    """As a frozen one behind frozen ones."""
+    assert _text(sympy.Integer(0), 64) == "0"
