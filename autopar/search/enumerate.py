@@ -111,6 +111,7 @@ def search(
     notes += _families(state)
     if state.interrupted:
         notes.append("the search was interrupted: this is the best plan until then")
+    found_in = time.perf_counter() - begin - state.prices.seconds
     if state.best is None:
         state.prices.check_boundary(options.pins.boundary)
     scores: tuple[RecipeScore, ...] = ()
@@ -125,9 +126,15 @@ def search(
         alternatives = state.other_meshes(options.alternatives)
     if explain and state.best is not None:
         beside = neighbours(state.prices, state.best, cluster, options, limit)
-    found_in = time.perf_counter() - begin
-    given = _result(state, least, notes, scores, alternatives, beside, found_in)
-    return replace(given, pins=str(options.pins))
+    given = _result(state, least, notes, scores, alternatives, beside)
+    all_in = time.perf_counter() - begin - state.prices.seconds
+    return replace(
+        given,
+        seconds=found_in,
+        comparison_seconds=all_in - found_in,
+        provider_seconds=state.prices.seconds,
+        pins=str(options.pins),
+    )
 
 
 def _with_reason(other: Choice, best: Evaluation) -> Choice:
@@ -149,7 +156,6 @@ def _result(
     scores: tuple[RecipeScore, ...],
     alternatives: Sequence[Choice],
     beside: Sequence[Neighbour],
-    seconds: float,
 ) -> SearchResult:
     """Evaluate the plan by the other route and put the proof together."""
     best, status, gap, evaluation = state.best, "infeasible", None, None
@@ -178,8 +184,6 @@ def _result(
         pruned=len(meshes - state.solved_meshes),
         configurations=dict(sorted(state.count.items())),
         alternatives=tuple(alternatives),
-        seconds=seconds - state.prices.seconds,
-        provider_seconds=state.prices.seconds,
         notes=tuple(notes),
         recipes=scores,
         neighbours=tuple(beside),

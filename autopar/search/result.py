@@ -206,7 +206,8 @@ class SearchResult:
     `bound_step_seconds`: no configuration of the searched space is faster; `gap` is relative to it.
     `shapes`: mesh shapes considered; `pruned`: those of them that no full solve was needed for.
     `configurations` counts (mesh, micro-batch, schedule, ZeRO, placements): considered, solved, and
-    why the others were not. `no_cut`: where no memory would do, why, and the next step. `pins`:
+    why the others were not. `no_cut`: where no memory would do, why, and the next step. `seconds`:
+    until the plan was proven; `comparison_seconds`: for other plans beside it; `pins`:
     those that were given; all that is said of other plans is of such that keep them.
     """
 
@@ -219,7 +220,8 @@ class SearchResult:
     shapes: int
     pruned: int
     configurations: Mapping[str, int]
-    seconds: float
+    seconds: float = 0.0
+    comparison_seconds: float = 0.0
     notes: tuple[str, ...] = ()
     alternatives: tuple[Choice, ...] = ()
     recipes: tuple[RecipeScore, ...] = ()
@@ -244,7 +246,7 @@ class SearchResult:
     def search_dict(self) -> dict[str, Any]:
         """The `search` part of the JSON report; the caller adds its own seconds."""
         return {
-            "seconds": {"search": self.seconds},
+            "seconds": {"search": self.seconds, "compare": self.comparison_seconds},
             "shapes": self.shapes,
             "pruned": self.pruned,
             "configurations": dict(self.configurations),
