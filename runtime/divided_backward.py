@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from autopar.runtime.torch_compat import gradient_edge, made_of, weight_groups
 
@@ -108,7 +109,12 @@ class _Beside(WeightGroup):
         later = {id(weight) for group in others for weight in group.weights}
         first = [w for w in weights if id(w) not in later and made_of(outputs, w)]
         super().__init__((), first)
-        self._pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None]
+        # Not the outputs: a loss is cut off from its graph after the first half.
+        self._pairs = [
+            (get_gradient_edge(o), g)
+            for o, g in zip(outputs, gradients, strict=True)
+            if g is not None
+        ]
         self._read = weights
 
     @property
@@ -117,10 +123,10 @@ class _Beside(WeightGroup):
         return 2
 
     def run(self) -> None:
-        outputs, gradients = [o for o, _ in self._pairs], [g for _, g in self._pairs]
-        if outputs:
+        edges, gradients = [edge for edge, _ in self._pairs], [g for _, g in self._pairs]
+        if edges:
             torch.autograd.backward(  # type: ignore[no-untyped-call, unused-ignore]
-                outputs, gradients, retain_graph=True, inputs=list(self._read)
+                edges, gradients, retain_graph=True, inputs=list(self._read)
             )
 
 
@@ -150,7 +156,7 @@ def input_backward(
 
     `output_gradients`: one for each of the `outputs`; none are needed for a loss.
     """
-    given = output_gradients if output_gradients is not None else [None] * len(outputs)
+    given = output_gradients if output_gradients is not None else map(torch.ones_like, outputs)
     pairs = [(o, g) for o, g in zip(outputs, given, strict=True) if o.requires_grad]
     ends, gradients = [o for o, _ in pairs], [g for _, g in pairs]
     trained = [w for w in weights if w.requires_grad]

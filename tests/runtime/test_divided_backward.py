@@ -235,3 +235,16 @@ def test_gradients_of_inputs_are_laid_out_as_they_are_sent() -> None:
     (found,), _ = input_backward((x.permute(0, 2, 3, 1) * weight,), (given,), [x], [weight])
     assert found is not None and found.is_contiguous()
     assert torch.equal(found, (given * weight).permute(0, 3, 1, 2))
+
+
+def test_a_loss_that_no_input_goes_into_is_of_its_weights() -> None:
+    """A stage that stops the gradient of what it received has one for its weights all the same."""
+    layer = nn.Linear(WIDTH, 1).double()
+    x = torch.randn(3, WIDTH).double().requires_grad_()
+    loss = layer(x.detach()).sum()
+    (found,), later = input_backward((loss,), None, [x], list(layer.parameters()))
+    loss.detach_()  # as the pipeline does, so that nothing of the graph is held by it
+    later.run(lambda weights: None)
+    assert found is None
+    assert torch.equal(layer.weight.grad, x.detach().sum(0, keepdim=True))
+    assert torch.equal(layer.bias.grad, torch.tensor([3.0]).double())
