@@ -21,6 +21,7 @@ CHUNKED = (*LOOPED, *V_SHAPED)
 ONE_CHUNK = ("zero-bubble",)
 # Those whose backwards are divided.
 DIVIDED = ("zero-bubble", "zbv")
+SCHEDULES = ("gpipe", "1f1b", *CHUNKED)
 
 
 def refused(pp: int, microbatches: int, schedule: str = "interleaved") -> str:

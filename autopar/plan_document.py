@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.errors import PlanError
-from autopar.interleaving import CHUNKED, parts_of, rank_of
+from autopar.interleaving import SCHEDULES, parts_of, rank_of
 from autopar.mesh import AXES, EP, ORDERS, REPLICATE, Mesh
 from autopar.plan_fields import (
     PLAN,
@@ -33,7 +33,6 @@ from autopar.plan_fields import (
 from autopar.plan_predictions import predictions
 
 VERSION = 1
-SCHEDULES = ("gpipe", "1f1b", *CHUNKED)
 PRECISIONS = ("fp32", "bf16-mixed", "bf16", "fp16")
 OPTIMIZERS = ("adamw", "adamw-8bit", "adafactor", "sgd", "sgd-momentum")
 # Those whose states are one number for each element of a parameter: they go where it goes.
@@ -73,11 +72,11 @@ class Plan:
     that kind (`kinds` lists them). `cp_placements` names them on the cp axis, which splits the
     sequence; the ops of `placements` are then those of one cp rank. `boundary` is the placement on
     tp of the values that pass from block to block. `sizes` are the dims the program was planned for
-    (batch is the micro-batch). `chunks`: stages of every pp rank, which
-    `autopar.interleaving` tells. `reruns[kind][label]`: ops of a
-    block of that kind that run again in its backward, by the names that `placements` uses; a
-    collective by its op and what it moves, as `all_gather of add`. `spare_experts`: slots that
-    every rank has beyond its part of a layer's experts, where ranks split them.
+    (batch is the micro-batch). `chunks`: how many stages every pp rank holds, and
+    `autopar.interleaving` says which. `reruns[kind][label]`: ops of a block of that kind that run
+    again in its backward, by the names that `placements` uses; a collective by its op and what it
+    moves, as `all_gather of add`. `spare_experts`: slots that every rank has beyond its part of a
+    layer's experts, where ranks split them.
     """
 
     model: str

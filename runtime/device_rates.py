@@ -54,13 +54,13 @@ def time_call(call: Callable[[], object], device: torch.device, effort: Effort) 
     clock = time.thread_time if device.type == "cpu" else time.perf_counter
     for _ in range(_WARM):
         call()
-    _finish(device)
+    finish(device)
     times: list[float] = []
     begin = time.perf_counter()
     while len(times) < _MOST_CALLS:
         start = clock()
         call()
-        _finish(device)
+        finish(device)
         times.append(clock() - start)
         if time.perf_counter() - begin > effort.sample_seconds:
             break
@@ -82,7 +82,7 @@ def launch_sample(device: torch.device) -> Sample:
     x = torch.ones(8, device=device, requires_grad=True)
     times = []
     for _ in range(_WARM + 5):
-        _finish(device)
+        finish(device)
         begin = time.perf_counter()
         module(x).sum().backward()
         times.append(time.perf_counter() - begin)
@@ -166,7 +166,8 @@ def _attention(
     return alone, time_call(backward, device, effort)
 
 
-def _finish(device: torch.device) -> None:
+def finish(device: torch.device) -> None:
+    """Wait until the device has done all that was asked of it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from autopar.runtime.device_rates import finish
 from autopar.runtime.divided_backward import input_backward
 
 Tensor = torch.Tensor
@@ -29,10 +30,10 @@ def measured_division(device: torch.device) -> float:
         value = received
         for layer in layers:
             value = layer(value)
-        _finish(device)
+        finish(device)
         begin = time.perf_counter()
         backward(value, received)
-        _finish(device)
+        finish(device)
         return time.perf_counter() - begin
 
     def whole(value: Tensor, _: Tensor) -> None:
@@ -59,8 +60,3 @@ class _Layer(nn.Module):
     def forward(self, value: Tensor) -> Tensor:
         changed: Tensor = self.down(F.silu(self.up(self.norm(value))))
         return value + changed
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 
 from autopar.cost.v_shaped import zbv_order
 from autopar.errors import UsageError
-from autopar.interleaving import CHUNKED, DIVIDED, chunks_refused, parts_of, round_size
+from autopar.interleaving import DIVIDED, SCHEDULES, chunks_refused, parts_of, round_size
 
-SCHEDULES = ("gpipe", "1f1b", *CHUNKED)
 # The kinds of actions; the second one is a whole backward or its first half.
 KINDS = ("F", "B", "W")
 Ints = NDArray[np.int64]

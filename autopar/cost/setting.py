@@ -167,8 +167,8 @@ class Setting:
     def in_flight(self, stage: int) -> int:
         """Micro-batches whose activations stage `stage` (from 0) holds at its fullest moment.
 
-        A single stage is no pipeline: it runs one micro-batch after the other. Of
-        schedules `in_turns` `autopar.cost.evaluate` counts them.
+        A single stage is no pipeline: it runs one micro-batch after the other. Of schedules
+        `in_turns` `autopar.cost.evaluate` counts them.
         """
         if self.mesh.pp == 1:
             return 1

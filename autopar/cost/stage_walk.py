@@ -50,12 +50,17 @@ def part_seconds(
         # There is none before it to wait for a gradient: it does all in the second half.
         backward, weights = weights, backward
     elif setting.divided:
-        blocks = [priced[name] for name in part.blocks]
-        weights["compute"] = sum(block.backward_weights for block in blocks)
-        backward["compute"] -= weights["compute"]
-        more = sum(block.backward_compute for block in blocks)
-        weights["compute"] += setting.cluster.device.divided_slowdown * more
+        own, more = divided_seconds([priced[name] for name in part.blocks], setting)
+        backward["compute"] -= own
+        weights["compute"] = own + more
     return Part(forward, backward, weights)
+
+
+def divided_seconds(blocks: Sequence[BlockCost], setting: Setting) -> tuple[float, float]:
+    """Of the backward of `blocks` what the second half does of it, and by how much it gets longer
+    by being divided, which is done in that half too."""
+    more = setting.cluster.device.divided_slowdown * sum(b.backward_compute for b in blocks)
+    return sum(b.backward_weights for b in blocks), more
 
 
 def _sent_behind(

@@ -86,7 +86,7 @@ def schedule_name(plan: Plan) -> str:
     if plan.schedule == "interleaved":
         return f"interleaved 1F1B with {plan.chunks} chunks"
     if plan.schedule == "zero-bubble":
-        return f"zero-bubble with {plural(plan.chunks, 'chunk', 'chunks')}"
+        return f"zero-bubble with {plural(plan.chunks, 'chunk')}"
     if plan.schedule == "zbv":
         return "V-shaped zero-bubble"
     return {"gpipe": "GPipe", "1f1b": "1F1B"}.get(plan.schedule, plan.schedule)

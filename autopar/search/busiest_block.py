@@ -23,7 +23,7 @@ class BusiestBlock:
     def __init__(
         self, chain: Chain, setting: Setting, sent: Ints, *, first: bool, rooted: Collection[str]
     ) -> None:
-        self.sent = sent
+        self._sent = sent
         self._gathered = chain.ints(
             lambda b: block_moment.gathered_bytes(b, setting, rooted=rooted)
         )
@@ -44,7 +44,7 @@ class BusiestBlock:
         np.maximum.accumulate(between, axis=1, out=between)
         most = between[:, :-1]
         np.maximum(most, self._most(self._inside, 0, beside)[:, None], out=most)
-        most += self.sent[None, 2:]
+        most += self._sent[None, 2:]
         np.maximum(most, self._most(self._last, self._before, beside)[None, 1:], out=most)
         table = np.full((n, n + 1), NONE, np.int64)
         np.copyto(table[:, 2:], most, where=end[:, :-1] >= a)
@@ -63,7 +63,7 @@ class BusiestBlock:
             between[back < 0] = NONE
             np.maximum.accumulate(between, axis=1, out=between)
             np.maximum(longer[:, 1:], between, out=longer[:, 1:])
-        longer += self.sent[1:, None]
+        longer += self._sent[1:, None]
         np.maximum(longer, self._most(self._last, self._before, beside)[:, None], out=longer)
         found[:, 1:] = longer
         return np.maximum(found, NONE, out=found)

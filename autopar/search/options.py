@@ -13,9 +13,9 @@ from autopar.cost.optimizer import OPTIMIZERS
 from autopar.cost.setting import PRECISION
 from autopar.errors import UsageError
 from autopar.experts.spare_slots import check_spare
-from autopar.interleaving import CHUNKED, DIVIDED, ONE_CHUNK, chunks_refused
+from autopar.interleaving import CHUNKED, DIVIDED, ONE_CHUNK, SCHEDULES, chunks_refused
 from autopar.mesh import ORDERS, order_refused
-from autopar.plan_document import BOUNDARY, SCHEDULES
+from autopar.plan_document import BOUNDARY
 from autopar.search.block_names import check_block_names, names_of
 from autopar.search.reshard_pin import check_reshard, reshard_value
 from autopar.units import check_time_limit
@@ -32,9 +32,9 @@ class Pins:
     """Decisions that are not searched; None is free.
 
     `microbatch`: size on one data-parallel rank; `microbatches`: how many per step; `chunks`:
-    stages of every pp rank (`autopar.interleaving`); `cuts`: the
-    first block of every stage but the first (or of every stage). `weights`: `split` stores every
-    weight matrix sliced over tp where a dim divides. `shard`: over how many replicas ZeRO shards;
+    stages of every pp rank (`autopar.interleaving`); `cuts`: the first block of every stage but the
+    first (or of every stage). `weights`: `split` stores every weight matrix sliced over tp where a
+    dim divides. `shard`: over how many replicas ZeRO shards;
     fewer than all of them is hybrid sharding. `reshard`: of ZeRO-3's blocks those whose parameters
     are resharded after every forward (`search.reshard_pin`).
     `order`: which axes neighbour ranks, one of `autopar.mesh.ORDERS`.

@@ -114,8 +114,8 @@ def settings(
 def uneven_chunks(found: Sequence[Setting], mesh: Mesh, provider: CostProvider) -> list[Setting]:
     """The settings of `found` on the ranks of `mesh` with the numbers of chunks that were left out
     for splitting the blocks unevenly."""
-    here = [s for s in found if s.mesh.shape == mesh.shape and s.chunks > 1]
-    here = [s for s in here if s.schedule in LOOPED]
+    here = [s for s in found if s.mesh.shape == mesh.shape]
+    here = [s for s in here if s.schedule in LOOPED and s.chunks > 1]
     most = min(MOST_CHUNKS, max(1, sum(provider.holds_parameters)) // mesh.pp)
     others = sorted(set(range(2, most + 1)) - {s.chunks for s in here})
     alike = {(s.mesh, s.microbatch, s.schedule, s.zero): s for s in here}
@@ -251,10 +251,10 @@ def _in_turns(
     if divided and reason:
         left_out[f"{' and '.join(divided)}: {reason}"] += 1
         found = [s for s in found if s not in DIVIDED]
-    if reason := refused(mesh.pp, microbatches):
-        left_out[f"{pins.schedule or 'interleaved'}: {reason}"] += found != list(V_SHAPED)
-        found = [s for s in found if s in V_SHAPED]
     looped = [s for s in found if s in LOOPED]
+    if looped and (reason := refused(mesh.pp, microbatches)):
+        left_out[f"{pins.schedule or 'interleaved'}: {reason}"] += 1
+        looped = []
     counts = _chunks(mesh, pins, most, left_out) if looped else []
     kinds = [(s, c) for s in looped for c in counts if not chunks_refused(s, c, mesh.pp)]
     return kinds + [(s, 2) for s in found if s in V_SHAPED and _turns(mesh, pins, most, left_out)]
@@ -279,9 +279,8 @@ def _chunks(mesh: Mesh, pins: Pins, most: tuple[int, str], left_out: Counter[str
             left_out[f"more stages than the {most[1]}"] += 1
         return [pins.chunks] if pins.chunks <= fit else []
     # As many chunks as blocks allow of 1, 2, ... each: numbers between these split unevenly.
-    full = {1, *(fit // size for size in range(1, fit + 1))}
-    if most[0] <= FEW_BLOCKS:
-        full = {*range(1, fit + 1)}
+    every = range(1, fit + 1)
+    full = set(every) if most[0] <= FEW_BLOCKS else {fit // size for size in every}
     if fit > MOST_CHUNKS:
         left_out[f"more than {MOST_CHUNKS} chunks per pp rank (they can be pinned)"] += 1
     if fit > len(full):

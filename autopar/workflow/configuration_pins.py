@@ -14,9 +14,15 @@ from autopar.cluster import Cluster
 from autopar.cost.optimizer import OPTIMIZERS
 from autopar.cost.setting import EVALUATED_PRECISION
 from autopar.errors import UsageError
-from autopar.interleaving import CHUNKED, DIVIDED, V_SHAPED, chunks_refused, refused
+from autopar.interleaving import (
+    CHUNKED,
+    DIVIDED,
+    SCHEDULES,
+    V_SHAPED,
+    chunks_refused,
+    refused,
+)
 from autopar.mesh import ORDERS, Mesh, order_refused
-from autopar.plan_document import SCHEDULES
 from autopar.search.options import is_number
 from autopar.workflow.configuration import RECOMPUTE, Configuration
 

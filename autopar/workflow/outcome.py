@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autopar.block_cost import BlockCost, ChainCost
+from autopar.block_cost import ChainCost
 from autopar.cluster import Cluster
 from autopar.cost.block_moment import gathered_bytes
 from autopar.cost.evaluate import evaluate
 from autopar.cost.expert_copies import COPIED_OVER, expert_copies_seconds
 from autopar.cost.fullest_moment import rooted
-from autopar.cost.setting import PRECISION, Setting
+from autopar.cost.setting import PRECISION
+from autopar.cost.stage_walk import divided_seconds
 from autopar.mesh import Mesh
 from autopar.plan_document import Plan
 from autopar.program import Program
@@ -90,14 +90,16 @@ def hidden_part(chain: ChainCost) -> float:
 def copies_part(choice: Choice) -> float:
     """Seconds in which copies of experts add up their gradients, were every spare slot one: of the
     rank where it takes longest."""
-    costs, ranks = {b.name: b for b in choice.chain.blocks}, [0.0] * choice.mesh.pp
-    for index, stage in enumerate(choice.stages):
-        ranks[index % len(ranks)] += sum(
-            expert_copies_seconds(costs[name], choice.setting, axis)
-            for name in stage.blocks
+    costs, setting = {b.name: b for b in choice.chain.blocks}, choice.setting
+    return max(
+        sum(
+            expert_copies_seconds(costs[name], setting, axis)
+            for part in setting.parts_of(rank)
+            for name in choice.stages[part].blocks
             for axis in COPIED_OVER
         )
-    return max(ranks)
+        for rank in range(choice.mesh.pp)
+    )
 
 
 def build_plan(
@@ -236,17 +238,6 @@ def _text(mesh: dict[str, Any]) -> str:
     return str(Mesh(**mesh))
 
 
-def _divide(found: list[dict[str, float]], blocks: Sequence[BlockCost], setting: Setting) -> None:
-    """Add to the last stage of `found` what of its backward is done for the weights."""
-    if len(found) == 1:
-        found[0]["weights"] = found[0]["backward"]
-        return
-    more = sum(block.backward_compute for block in blocks)
-    more *= setting.cluster.device.divided_slowdown
-    found[-1]["backward"] += more
-    found[-1]["weights"] = sum(block.backward_weights for block in blocks) + more
-
-
 def stage_seconds(chain: ChainCost, choice: Choice) -> list[dict[str, float]]:
     """Forward and backward (recomputation included) of every stage for one micro-batch; of a
     divided backward also what is done for `weights`, which in the first stage is all."""
@@ -263,5 +254,9 @@ def stage_seconds(chain: ChainCost, choice: Choice) -> list[dict[str, float]]:
             }
         )
         if choice.setting.divided:
-            _divide(found, [costs[n] for n in stage.blocks], choice.setting)
+            own, more = divided_seconds([costs[n] for n in stage.blocks], choice.setting)
+            if len(found) == 1:
+                own, more = found[0]["backward"], 0.0
+            found[-1]["backward"] += more
+            found[-1]["weights"] = own + more
     return found

@@ -25,7 +25,7 @@ class RankKinds:
     def __init__(self, chain: Chain, tables: IntervalMoments, setting: Setting, batch: int) -> None:
         self._contents, self._tables = _contents(chain), tables
         self._pp, self._batch = setting.mesh.pp, batch
-        self._parts = [list(setting.parts_of(rank)) for rank in range(self._pp)]
+        self._parts = [np.array(setting.parts_of(rank)) for rank in range(self._pp)]
 
     def distinct(self, rank: int, edges: Ints) -> tuple[Ints, Ints]:
         """Candidates whose chunks of a rank differ: the first of each kind, and every one's kind.
@@ -37,7 +37,7 @@ class RankKinds:
 
     def spans(self, rank: int, edges: Ints) -> tuple[Ints, Ints]:
         """[candidates, chunks]: where the parts of a rank begin, and end."""
-        held = np.array(self._parts[rank])
+        held = self._parts[rank]
         return edges[:, held], edges[:, held + 1]
 
     def of_ranks(self, edges: Ints, of: Callable[[int, Ints], Ints]) -> Ints:
