@@ -94,10 +94,14 @@ class Cutting:
 
 
 class Chain:
-    """The blocks of a chain with the distinct prices among them, so that each is computed once."""
+    """The blocks of a chain with the distinct prices among them, so that each is computed once.
 
-    def __init__(self, blocks: Sequence[BlockCost]) -> None:
+    `like`: the chain of the same blocks by whose prices cuts are balanced; itself if none is given.
+    """
+
+    def __init__(self, blocks: Sequence[BlockCost], like: Chain | None = None) -> None:
         self.blocks = tuple(blocks)
+        self.like = like or self
         known: dict[tuple[object, ...], int] = {}
         self.distinct: list[BlockCost] = []
         which = []

@@ -16,6 +16,7 @@ from autopar.cluster import Cluster
 from autopar.cost.evaluate import Evaluation, assert_agrees, evaluate
 from autopar.cost.setting import Setting
 from autopar.errors import PassError, UsageError
+from autopar.search import interleaved
 from autopar.search.best_first import TIE, BestFirst, Progress
 from autopar.search.neighbours import neighbours
 from autopar.search.options import SearchOptions, check_pins
@@ -29,9 +30,10 @@ NO_SEQUENCE = "there are no prices of parts of a sequence"
 NO_EXPERTS = "there are no prices of parts of a layer's experts"
 
 # What a plan says where a family of decisions is searched, and not all: of cuts where parts of the
-# chain take turns (`interleaved.cuts`), and of blocks that are kept gathered (`gathered`).
-NEAR_EVEN = (
-    "cuts of this schedule are searched among near-even ones, with any lighter first and last part"
+# chain take turns (`interleaved.candidates`), and of blocks that are kept gathered (`gathered`).
+SOME_CUTS = (
+    "of the cuts of this schedule those are searched that divide the blocks, or their work, nearly"
+    " evenly, with any lighter first and last part"
 )
 KEPT_LAST = "of alike blocks of a stage the last ones are kept gathered, and the first of all"
 
@@ -40,9 +42,11 @@ def _families(state: BestFirst) -> list[str]:
     """What is to be said of the plan's decisions that were searched in a family."""
     if state.best is None:
         return []
-    cut = state.best.setting.in_turns and state.starts is None
+    setting, blocks = state.best.setting, len(state.prices.provider.block_names)
+    cut = setting.in_turns and state.starts is None
+    some = cut and not interleaved.all_are_searched(blocks, setting.mesh.pp * setting.chunks)
     kept = bool(state.best.keep_label) and state.kept is None
-    return [*([NEAR_EVEN] if cut else []), *([KEPT_LAST] if kept else [])]
+    return [*([SOME_CUTS] if some else []), *([KEPT_LAST] if kept else [])]
 
 
 def _not_worse(best: Choice, scores: Sequence[RecipeScore], *, proven: bool) -> Choice:

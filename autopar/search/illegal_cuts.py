@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from autopar.block_cost import BlockCost, tie_groups
 from autopar.cost.setting import Setting
 from autopar.search.chain import Chain
-from autopar.search.interleaved.solve import candidates
+from autopar.search.interleaved.candidates import candidates
 from autopar.search.options import SearchOptions, stage_starts
 
 GRADIENTS = "values without gradient pass on from it beside others: the pipeline can't send both"

@@ -47,7 +47,8 @@ class Prices:
             begin = time.perf_counter()
             self._alternatives[key] = self._over(setting).alternatives(*key[2:])
             self.seconds += time.perf_counter() - begin
-            self._sketches[key] = [Chain(a.least.blocks) for a in self._alternatives[key]]
+            like = self.optimistic(setting)
+            self._sketches[key] = [Chain(a.least.blocks, like) for a in self._alternatives[key]]
         return self._alternatives[key]
 
     def boundary_of(self, setting: Setting, number: int) -> str:
@@ -67,7 +68,7 @@ class Prices:
             begin = time.perf_counter()
             cost = alternative.price()
             self.seconds += time.perf_counter() - begin
-            self._chains[key] = cost, Chain(cost.blocks)
+            self._chains[key] = cost, Chain(cost.blocks, self.optimistic(setting))
         return self._chains[key]
 
     def _over(self, setting: Setting) -> CostProvider:

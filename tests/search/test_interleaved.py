@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -26,24 +27,11 @@ from tests.search.test_stages import NUMBERS, block, cluster, ties
 SOME = ((0.2, 40, 30), (0.5, 20, 60))
 
 
-def sizes_of(blocks: int, parts: int, pp: int) -> set[tuple[int, ...]]:
-    """The family as its text tells it, by trying all sizes."""
-    if parts == 2:
-        return {(first, blocks - first) for first in range(1, blocks)}
-    even = -(-blocks // parts)
-    close = [*range(even - 4, even + 3), 1, 2, *(even - 2**k for k in range(3, 12))]
-    found = set()
-    for first, last in product({size for size in close if size > 0}, repeat=2):
-        rest, between = blocks - first - last, parts - 2
-        if rest < between:
-            continue
-        share, more = divmod(rest, between)
-        for start in range(min(pp, between)):
-            middle = [share] * between
-            for i in range(more):
-                middle[(start + i) % between] += 1
-            found.add((first, *middle, last))
-    return found
+def every_size(blocks: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Of the parts of all cuts."""
+    for inner in combinations(range(1, blocks), parts - 1):
+        edges = (0, *inner, blocks)
+        yield tuple(b - a for a, b in pairwise(edges))
 
 
 def evaluated(blocks, setting, sizes, labels) -> Evaluation:
@@ -112,7 +100,7 @@ def beginnings(blocks, setting, sizes, rank):
 def brute_force(blocks, setting, limit):
     best = None
     pp = setting.mesh.pp
-    for sizes in sizes_of(len(blocks), pp * setting.chunks, pp):
+    for sizes in every_size(len(blocks), pp * setting.chunks):
         owner = [part % pp for part, size in enumerate(sizes) for _ in range(size)]
         part_of = [part for part, size in enumerate(sizes) for _ in range(size)]
         holders = {(t.group, owner[i], part_of[i]) for i, b in enumerate(blocks) for t in b.tied}

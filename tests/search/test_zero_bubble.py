@@ -23,7 +23,7 @@ from autopar.search.zero_bubble import least_peak, solve
 from autopar.search.zero_bubble.phases import half_phases
 from tests.search import synthetic
 from tests.search.test_enumerate import try_everything
-from tests.search.test_interleaved import evaluated, sizes_of
+from tests.search.test_interleaved import evaluated, every_size
 from tests.search.test_stages import NUMBERS, block, cluster, ties
 
 
@@ -39,10 +39,10 @@ def divided(found, part: float):
 
 
 def brute_force(blocks, setting, limit):
-    """(seconds, peaks) of the best cut of the family that fits."""
+    """Seconds of the best of all cuts that fits."""
     best = None
     pp = setting.mesh.pp
-    for sizes in sizes_of(len(blocks), pp * setting.chunks, pp):
+    for sizes in every_size(len(blocks), pp * setting.chunks):
         part_of = [part for part, size in enumerate(sizes) for _ in range(size)]
         holders = {
             (t.group, rank_of(setting.schedule, p, pp), p)

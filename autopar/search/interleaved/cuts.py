@@ -1,13 +1,13 @@
-"""The cuts of an interleaved pipeline that are searched: a family that holds Megatron's.
+"""Cuts of an interleaved pipeline into near-even numbers of blocks: a family that holds Megatron's.
 
 A chain of n blocks becomes k = pp x chunks parts. The first part has a blocks and the last one b,
 for every a and b from 1 to two more than an even share (where that is long: those within 4 blocks
 of it, then 8, 16, ... fewer, and 1 and 2). The parts between them share the rest evenly, and where
 it does not divide the parts with one block more stand side by side, beginning with any of the first
 pp of them. So with an embedding before and a head behind l layers the family holds Megatron's even
-split (a = b = 1 + l / k), and every lighter first and last part. Arbitrary cuts are not searched:
-micro-batches take turns through all parts, so what one part has more than its neighbours holds up
-every rank. Of two parts (two ranks with a chunk each) all cuts are.
+split (a = b = 1 + l / k), and every lighter first and last part. Micro-batches take turns through
+all parts, so what one part has more than its neighbours holds up every rank. Of two parts (two
+ranks with a chunk each) the family has all cuts.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from autopar.cost.block_moment import gathered_bytes, inside_bytes
 from autopar.cost.setting import Setting
 from autopar.search.any_chunks import AnyChunks
 from autopar.search.chain import Chain, Ints, sums_before
-from autopar.search.interleaved.cuts import legal_cuts
+from autopar.search.interleaved.candidates import candidates
 from autopar.search.interleaved.phases import Phases, phases
 from autopar.search.interleaved.times import between
 
@@ -147,5 +147,4 @@ def room(
 ) -> Room:
     """That of a setting of so many `chunks`, by prices of bytes that may be lower bounds."""
     setting = replace(key.setting, schedule=schedule, chunks=chunks)
-    edges = legal_cuts(chain.cutting, setting.mesh.pp, chunks, bool(setting.turns))
-    return Room(least(chain, setting), edges, limit)
+    return Room(least(chain, setting), candidates(chain, setting, None), limit)

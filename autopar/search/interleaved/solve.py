@@ -1,10 +1,10 @@
 """Cuts and recomputation of interleaved 1F1B together: exact over the families that are searched.
 
-The families are those of `cuts` and `recomputation`. A candidate's time is what the simulation of
-its schedule takes (`autopar.cost.pipeline`), and the longest end of a step. Candidates are taken in
-the order of a lower bound (`times`): first without recomputation, then with what their memory
-needs, and are simulated, many at once, while their bound is below the best found. What is left then
-can't be better.
+The families are those of `candidates` and `recomputation`. A candidate's time is what the
+simulation of its schedule takes (`autopar.cost.pipeline`), and the longest end of a step.
+Candidates are taken in the order of a lower bound (`times`): first without recomputation, then with
+what their memory needs, and are simulated, many at once, while their bound is below the best found.
+What is left then can't be better.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autopar.cost.setting import Setting
 from autopar.cost.wavefronts import seconds_of_many
 from autopar.search.any_chunks import AnyChunks
 from autopar.search.chain import Chain, Floats, Ints
-from autopar.search.interleaved.cuts import given, legal, legal_cuts
+from autopar.search.interleaved.candidates import candidates
 from autopar.search.interleaved.least import LeastBytes, room
 from autopar.search.interleaved.memory import ChunkMemory
 from autopar.search.interleaved.times import (
@@ -38,17 +38,6 @@ from autopar.search.stages import StageSolution
 # Candidates that are simulated, and fitted, together: few at first, as one may rule out all others.
 FIRST_BATCH, LARGEST_BATCH = 4, 256
 FIRST_FITTED, LARGEST_FITTED = 16, 1024
-
-
-def candidates(chain: Chain, setting: Setting, starts: Sequence[int] | None) -> Ints:
-    """[candidates, parts + 1]: the legal cuts of a setting (see `Columns.legal`); given
-    `starts`, at most those."""
-    pp, chunks, turns = setting.mesh.pp, setting.chunks, bool(setting.turns)
-    if starts is None:
-        return legal_cuts(chain.cutting, pp, chunks, turns)
-    if len(starts) != pp * chunks:
-        return np.zeros((0, pp * chunks + 1), np.int64)
-    return legal(given(starts, len(chain)), chain.cutting, pp, turns=turns)
 
 
 def solve(

@@ -16,13 +16,9 @@ from autopar.cost.setting import Setting
 from autopar.cost.wavefronts import seconds_of_many
 from autopar.search.any_chunks import AnyChunks
 from autopar.search.chain import Chain
+from autopar.search.interleaved.candidates import candidates
 from autopar.search.interleaved.least import room
-from autopar.search.interleaved.solve import (
-    FIRST_BATCH,
-    LARGEST_BATCH,
-    below_target,
-    candidates,
-)
+from autopar.search.interleaved.solve import FIRST_BATCH, LARGEST_BATCH, below_target
 from autopar.search.interleaved.times import ChunkTimes, chunk_times, forward_seconds, sums
 from autopar.search.partition import GAP
 from autopar.search.stages import StageSolution
