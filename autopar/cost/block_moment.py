@@ -52,8 +52,24 @@ def gathered_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str
     another block of the stage holds too belong to the root of FSDP2, which stays gathered."""
     if setting.mesh.replicas == 1 or setting.zero < 3:
         return 0
-    elsewhere = sum(t.parameters for t in block.tied if t.group in rooted)
-    return (block.parameters - elsewhere) * setting.bytes.compute
+    return _not_rooted(block, rooted) * setting.bytes.compute
+
+
+def resharded_bytes(
+    block: BlockCost, setting: Setting, *, first: bool, rooted: Collection[str]
+) -> int:
+    """What FSDP2 had gathered of a block's parameters for the whole step (ZeRO-1 and 2) and gives
+    back at the end of its last backward, while those of the blocks before it go on. `first`: that
+    backward is the first one of the step."""
+    last = setting.microbatches == (1 if first else 2)
+    if not sharded(setting) or setting.zero == 3 or not last:
+        return 0
+    return _not_rooted(block, rooted) * setting.bytes.compute
+
+
+def _not_rooted(block: BlockCost, rooted: Collection[str]) -> int:
+    """Elements of the parameters that the block's own group of FSDP2 holds."""
+    return block.parameters - sum(t.parameters for t in block.tied if t.group in rooted)
 
 
 def made_bytes(block: BlockCost, setting: Setting) -> int:
@@ -75,10 +91,20 @@ def working_in_forward(block: BlockCost) -> int:
     return max(0, block.forward_transient_bytes - block.shared_bytes)
 
 
+def gather_buffer_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str]) -> int:
+    """The buffer that FSDP2 gathered a block's parameters in: it has it until the next block's are,
+    so while the block goes forward. With ZeRO-1 and 2 only the first forward of a step gathers; in
+    it memory can be fullest if there is no other one."""
+    if setting.zero == 3 or not sharded(setting) or setting.microbatches > 1:
+        return gathered_bytes(block, setting, rooted=rooted)
+    return _not_rooted(block, rooted) * setting.bytes.compute
+
+
 def forward_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str]) -> int:
     """The most that a block works with and has gathered in its forward, on top of all that it
-    saves. FSDP2 keeps the buffer that parameters were gathered in until the next block's are."""
-    return working_in_forward(block) + 2 * gathered_bytes(block, setting, rooted=rooted)
+    saves."""
+    gathered = gathered_bytes(block, setting, rooted=rooted)
+    return working_in_forward(block) + gathered + gather_buffer_bytes(block, setting, rooted=rooted)
 
 
 def end_bytes(block: BlockCost, setting: Setting, *, first: bool) -> int:

@@ -9,7 +9,8 @@ backward starts, there are at it
     its gathered parameters (ZeRO-3), and those of the block before it, which is prefetched; in the
         forward the buffer that they came in instead. Those of blocks that are kept gathered are
         there at every moment; in their forward the buffer is that of the last block before them
-        which was gathered
+        which was gathered. Under ZeRO-1 and 2 those of all blocks are, but in the last backward
+        for those behind it
     gradients: in the first backward of a step those of the blocks behind it; later all. Where
         parameters are cast without FSDP2, also those of the blocks behind it in the compute type
     values and gradients under way across the borders of the stage
@@ -40,9 +41,11 @@ from autopar.block_cost import FULL, BlockCost, Held, PartialRecompute, tie_grou
 from autopar.cost.block_moment import (
     end_gradient_bytes,
     end_parameter_bytes,
+    gather_buffer_bytes,
     gathered_bytes,
     left_bytes,
     made_bytes,
+    resharded_bytes,
     working_bytes,
     working_in_forward,
 )
@@ -143,7 +146,8 @@ class StageMoments:
         self.gathered = [0 if b.name in kept else n for b, n in zip(blocks, gathered, strict=True)]
         self.parameters += sum(gathered) - sum(self.gathered)
         # In the forward of a kept block FSDP2 still has the buffer of the one gathered last.
-        self.buffered = list(self.gathered)
+        buffers = [gather_buffer_bytes(b, setting, rooted=self.rooted) for b in blocks]
+        self.buffered = [0 if b.name in kept else n for b, n in zip(blocks, buffers, strict=True)]
         for index in range(1, len(blocks)):
             if blocks[index].name in kept:
                 before = [n for n in self.gathered[:index] if n]
@@ -158,6 +162,12 @@ class StageMoments:
             [left_bytes(b, setting, rooted=self.rooted) for b in blocks]
         )
         self.made_behind = self._behind_each([made_bytes(b, setting) for b in blocks])
+        self.resharded_behind = {
+            first: self._behind_each(
+                [resharded_bytes(b, setting, first=first, rooted=self.rooted) for b in blocks]
+            )
+            for first in (True, False)
+        }
         self._fullest: dict[bool, _Moment] = {}
 
     @staticmethod
@@ -247,7 +257,7 @@ class StageMoments:
         gradients = self.gradients
         if first and not setting.practice.gradient_buffer:
             gradients = self.made_behind[index]
-        gathered = self.gathered[index]
+        gathered = self.gathered[index] - self.resharded_behind[first][index]
         prefetched = self.gathered[index - 1] if index else 0
         released = min(block.released_bytes, activations)
         working = working_bytes(block, after, setting, first=first)

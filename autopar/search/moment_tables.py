@@ -301,6 +301,8 @@ class _Builder:
         chain, setting = self.chain, self.setting
         least = chain.ints(lambda b: b.least_kept)
         made = chain.ints(lambda b: block_moment.left_bytes(b, setting, rooted=rooted))
+        given = {"first": first, "rooted": rooted}
+        made = made - chain.ints(lambda b: block_moment.resharded_bytes(b, setting, **given))
         if first:
             made = made + chain.ints(lambda b: block_moment.made_bytes(b, setting))
         behind = sums_before(made)
