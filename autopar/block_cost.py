@@ -73,11 +73,14 @@ class BlockCost:
     recomputation, per micro-batch; `input_bytes`: what is kept with full recomputation (the block's
     inputs). `transient_bytes`: the largest extra bytes alive at one moment inside the block's
     forward or backward, with the gradient of one parameter; `reduced_transient_bytes`: the same
-    with the gradients of all the block's parameters so far. `largest_parameter`: elements of the
+    with the gradients of all the block's parameters so far, `reduced_gradient_bytes` of it.
+    `largest_parameter`: elements of the
     largest trainable one. `saved_input_bytes`: the part of `saved_bytes` that are the block's
     inputs; `released_bytes`: the part that is gone at the fullest moment of the backward.
     `forward_transient_bytes`: `transient_bytes` of the forward alone. `shared_bytes`: values made
-    once per micro-batch and stage that the block reads (part of the transient ones).
+    once per micro-batch and stage that the block reads (part of the transient ones);
+    `shared_kept_bytes`: those of them that its backward keeps, if it is not recomputed;
+    `shared_key`: the same for blocks that read the same ones, empty if no other block does.
     `delayed_bytes`: gradients that a divided backward keeps from its first half, which makes those
     of values, to its second, which makes those of weights; `divided_transient_bytes`: the largest
     extra bytes in the first half, these included; `loose_bytes`: the part of `saved_bytes` that is
@@ -110,11 +113,14 @@ class BlockCost:
     tied: tuple[Tied, ...] = ()
     backward_weights: float = 0.0
     reduced_transient_bytes: int = 0
+    reduced_gradient_bytes: int = 0
     largest_parameter: int = 0
     saved_input_bytes: int = 0
     released_bytes: int = 0
     forward_transient_bytes: int = 0
     shared_bytes: int = 0
+    shared_kept_bytes: int = 0
+    shared_key: str = ""
     delayed_bytes: int = 0
     divided_transient_bytes: int = 0
     loose_bytes: int = 0

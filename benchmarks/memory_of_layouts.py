@@ -71,7 +71,8 @@ def measure(architecture: str) -> tuple[list[str], list[float], list[int]]:
     for ranks, layouts in ((2, TWO_RANKS), (4, FOUR_RANKS)):
         for name, pins in layouts.items():
             # One schedule in all versions of the search, so that rows can be compared.
-            pins = pins if "schedule=" in pins else f"{pins},schedule=1f1b"
+            free = "schedule=" not in pins and "chunks=" not in pins
+            pins = f"{pins},schedule=1f1b" if free else pins
             outcome = search_program(
                 program, Cluster.parse(f"cpu:{ranks}"), global_batch_size=BATCH, pins=pins,
                 memory_limit="1TiB", explain=False,

@@ -86,9 +86,19 @@ def inside_bytes(block: BlockCost) -> int:
     return max(0, max(block.transient_bytes, block.reduced_transient_bytes) - block.shared_bytes)
 
 
+def gradients_inside(block: BlockCost, setting: Setting) -> int:
+    """Of `inside_bytes`, in the first backward of a step, the gradients that stay."""
+    stay = setting.zero == 0 or delayed(setting)
+    whole = block.reduced_transient_bytes > block.transient_bytes
+    if not (stay and whole) or casts(setting) or setting.practice.gradient_buffer:
+        return 0
+    return min(block.reduced_gradient_bytes, inside_bytes(block))
+
+
 def working_in_forward(block: BlockCost) -> int:
-    """The most that a block works with in its forward, on top of all that it saves."""
-    return max(0, block.forward_transient_bytes - block.shared_bytes)
+    """The most that a block works with in its forward, on top of all that it saves: with shared
+    values that only the forward reads."""
+    return max(0, block.forward_transient_bytes - block.shared_kept_bytes)
 
 
 def gather_buffer_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str]) -> int:

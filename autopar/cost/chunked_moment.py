@@ -52,7 +52,10 @@ def chunked_memory(
     `labels`: how blocks are recomputed, by name. `phases`: the backwards of a step that may be the
     fullest; `waiting`: values that lie received before a chunk.
     """
-    held = [StageMoments.of(blocks, start, stop, labels, setting) for start, stop in chunks]
+    again = any(block.name in labels for span in chunks for block in blocks[slice(*span)])
+    held = [
+        StageMoments.of(blocks, start, stop, labels, setting, again=again) for start, stop in chunks
+    ]
     fixed = setting.practice.bucket_bytes
     early = waiting * max(m.received for m in held)
     known: dict[tuple[int, int, bool], StageMemory] = {}

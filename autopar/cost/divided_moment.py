@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from autopar.block_cost import BlockCost
-from autopar.cost.block_moment import casts, end_bytes, made_bytes, sharded
+from autopar.cost.block_moment import casts, end_bytes, made_bytes, sharded, working_in_forward
 from autopar.cost.chunked_moment import ChunkPhase
 from autopar.cost.fullest_moment import StageMoments
 from autopar.cost.memory import StageMemory
@@ -33,7 +33,7 @@ from autopar.cost.setting import Phase, Setting
 def first_half_bytes(block: BlockCost) -> int:
     """The most that a block works with before the second half, those gradients included that wait
     for it, on top of what it saved."""
-    return max(block.divided_transient_bytes, block.forward_transient_bytes - block.shared_bytes)
+    return max(block.divided_transient_bytes, working_in_forward(block))
 
 
 def given_up_bytes(block: BlockCost, setting: Setting, *, first: bool) -> int:

@@ -3,7 +3,8 @@
 A moment is a block's backward in one of the stage's backwards. With k micro-batches alive when that
 backward starts, there are at it
 
-    what k - 1 micro-batches keep in the whole stage, shared values included
+    what k - 1 micro-batches keep in the whole stage, with those shared values that backwards keep,
+        or all that blocks read where something is recomputed
     what the oldest keeps in the blocks up to this one, and what is rebuilt if it is recomputed
     what the block works with (`autopar.cost.block_moment`)
     its gathered parameters (ZeRO-3), and those of the block before it, which is prefetched; in the
@@ -43,6 +44,7 @@ from autopar.cost.block_moment import (
     end_parameter_bytes,
     gather_buffer_bytes,
     gathered_bytes,
+    gradients_inside,
     left_bytes,
     made_bytes,
     resharded_bytes,
@@ -71,6 +73,18 @@ def rooted(blocks: Sequence[BlockCost]) -> frozenset[str]:
     """The groups of tied parameters that several blocks of a stage hold: no block owns them."""
     holders = Counter(t.group for b in blocks for t in b.tied)
     return frozenset(group for group, count in holders.items() if count > 1)
+
+
+def shared_once(blocks: Sequence[BlockCost], term: Callable[[BlockCost], int]) -> int:
+    """A term of shared values over blocks, once where several of them read the same ones."""
+    most: dict[str, int] = {}
+    own = 0
+    for block in blocks:
+        if block.shared_key:
+            most[block.shared_key] = max(most.get(block.shared_key, 0), term(block))
+        else:
+            own += term(block)
+    return own + sum(most.values())
 
 
 def received_bytes(block: BlockCost, received: int) -> int:
@@ -117,7 +131,7 @@ def stage_memory(
 class StageMoments:
     """The moments of a stage with `blocks`, some recomputed in the ways of `recompute` (by name),
     the parameters of some `kept` gathered; `received` and `sent`: bytes that pass its borders per
-    micro-batch."""
+    micro-batch; `again`: whether some block of the rank is recomputed."""
 
     def __init__(
         self,
@@ -127,15 +141,20 @@ class StageMoments:
         sent: int,
         setting: Setting,
         kept: Collection[str] = (),
+        *,
+        again: bool,
     ) -> None:
         self.blocks, self.setting = blocks, setting
         self.received, self.sent = received, sent
         self.again = {kind_of(b, recompute[b.name]) for b in blocks if b.name in recompute}
-        self.shared = max(b.shared_bytes for b in blocks)
+        self.shared = shared_once(blocks, lambda b: b.shared_kept_bytes)
         self.passing = received_bytes(blocks[0], received) + sent + self.shared
         self.kept = self.passing + sum(
             recompute[b.name].kept if b.name in recompute else b.saved_bytes for b in blocks
         )
+        if again:  # what is recomputed keeps all that it reads
+            more = shared_once(blocks, lambda b: b.shared_bytes) - self.shared
+            self.kept, self.shared = self.kept + more, self.shared + more
         self.rooted = rooted(blocks)
         self.parameters = self._once(parameter_bytes)
         for group in self.rooted:
@@ -178,13 +197,17 @@ class StageMoments:
         labels: Mapping[str, str],
         setting: Setting,
         kept: Collection[str] = (),
+        *,
+        again: bool | None = None,
     ) -> StageMoments:
-        """Those of `blocks[start:stop]` of the chain; `labels`: how blocks are recomputed."""
+        """Those of `blocks[start:stop]` of the chain; `labels`: how blocks are recomputed;
+        `again`: whether some block of the rank is, if it holds more than these."""
         mine = blocks[start:stop]
         received = blocks[start - 1].boundary_bytes if start else 0
         sent = blocks[stop - 1].boundary_bytes if stop < len(blocks) else 0
-        again = {b.name: b.option(labels[b.name]) for b in mine if b.name in labels}
-        return StageMoments(mine, again, received, sent, setting, kept)
+        ways = {b.name: b.option(labels[b.name]) for b in mine if b.name in labels}
+        some = bool(ways) if again is None else again
+        return StageMoments(mine, ways, received, sent, setting, kept, again=some)
 
     @staticmethod
     def _behind_each(values: Sequence[int]) -> list[int]:
@@ -210,12 +233,13 @@ class StageMoments:
         if phase.first not in self._fullest:
             self._fullest[phase.first] = self._fullest_of(phase.first)
         fullest = self._fullest[phase.first]
-        shared = phase.in_flight * self.shared
+        activations = (phase.in_flight - 1) * self.kept + fullest.activations
+        shared = min(phase.in_flight * self.shared, activations)
         return StageMemory(
             self.parameters + fullest.gathered,
             fullest.gradients,
             self.optimizer,
-            (phase.in_flight - 1) * self.kept + fullest.activations - shared,
+            activations - shared,
             fullest.buffers + shared,
         )
 
@@ -261,8 +285,10 @@ class StageMoments:
         prefetched = self.gathered[index - 1] if index else 0
         released = min(block.released_bytes, activations)
         working = working_bytes(block, after, setting, first=first)
+        staying = min(gradients_inside(block, setting), working) if first else 0
         backward = _Moment(
-            activations - released, gradients, gathered + prefetched, around + working + released
+            *(activations - released, gradients + staying, gathered + prefetched),
+            around + working + released - staying,
         )
         working = working_in_forward(block)
         buffered = gathered + self.buffered[index]

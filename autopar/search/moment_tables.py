@@ -21,7 +21,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.block_cost import Held, tie_groups
+from autopar.block_cost import BlockCost, Held, tie_groups
 from autopar.cost import block_moment, memory
 from autopar.cost.fullest_moment import kind_of
 from autopar.cost.setting import Phase, Setting
@@ -66,7 +66,8 @@ class IntervalMoments:
     the step (all that is alive in it). `received`, by its first block, and `sent`, by its end: what
     passes its borders. `least`: bytes that each block keeps at least per micro-batch. `kinds`:
     bytes that a kind of recomputation frees per micro-batch in flight, and bytes that it
-    rebuilds."""
+    rebuilds; `again_kept`: of shared values what each micro-batch in flight keeps besides, if
+    anything is recomputed."""
 
     def __init__(self, chain: Chain, setting: Setting) -> None:
         build = _Builder(chain, setting)
@@ -87,6 +88,7 @@ class IntervalMoments:
         self.sent: Ints = build.sent
         self.least: Ints = chain.ints(lambda b: b.least_kept)
         self.passing: Ints = build.passing
+        self.again_kept: Ints = build.again_kept
         self.kinds = tuple(build.kinds)
         self._build = build
 
@@ -130,7 +132,7 @@ class IntervalMoments:
         """Of the intervals of a band. `used`: whether first backwards, later ones, or both are
         asked for."""
         found = copy(self)
-        for name in ("fixed", "flight", "gradients", "scratch"):
+        for name in ("fixed", "flight", "gradients", "scratch", "again_kept"):
             setattr(found, name, band(getattr(self, name)))
         for first in used:
             setattr(found, "first" if first else "later", self.of(first=first).within(band))
@@ -207,12 +209,14 @@ class MomentTables:
             again = found.again[:, rows]
             asked = -(-(all_kept + again) // k)
             each = np.maximum(each, np.where(again > NONE // 2, asked, NONE))
-        return least, each
+        more = self.intervals.again_kept[rows]
+        return np.where(least > 0, least + more, least), each + more
 
     def peak(self, stage: int, start: int, stop: int, recompute: Sequence[int]) -> int:
         """Bytes of one stage whose recomputed blocks are so in these kinds."""
         at = (start, stop)
         flight = int(self.flight[at]) - sum(self.kinds[k][0] for k in recompute)
+        flight += int(self.intervals.again_kept[at]) if recompute else 0
         most = int(self.scratch[at])
         for phase in self.phases[stage]:
             found = self.moments(phase)
@@ -224,7 +228,8 @@ class MomentTables:
     def peaks(self, stage: int, gain: Ints, kinds: NDArray[np.bool_]) -> Ints:
         """Bytes of every interval with blocks recomputed that free `gain` and are of `kinds`
         ([kinds, n, n + 1])."""
-        flight, most = self.flight - gain, self.scratch
+        again_kept = np.where(kinds.any(axis=0), self.intervals.again_kept, 0)
+        flight, most = self.flight - gain + again_kept, self.scratch
         for phase in self.phases[stage]:
             found = self.moments(phase)
             again = np.where(kinds, found.again, NONE).max(axis=0)
@@ -250,7 +255,9 @@ class _Builder:
         self.saved = chain.ints(lambda b: b.saved_bytes)
         own = chain.ints(lambda b: min(b.saved_input_bytes, b.input_bytes))
         self.passing = np.maximum(0, self.received - own)[:, None] + self.sent[None, :]
-        self.passing = self.passing + interval_max(chain.ints(lambda b: b.shared_bytes))
+        shared = self._shared(lambda b: b.shared_kept_bytes)
+        self.passing = self.passing + shared
+        self.again_kept = self._shared(lambda b: b.shared_bytes) - shared
         # Where several blocks hold the parameters of a group.
         self.rooted = {
             group: interval_sum(chain.tied(group, lambda t: int(t.parameters > 0))) > 1
@@ -259,6 +266,17 @@ class _Builder:
         self.flight = interval_sum(self.saved) + self.passing
         # In the order of the chain, so that equal chains have equal tables.
         self.kinds = list(dict.fromkeys(kind_of(b, o) for b in chain.distinct for o in b.options))
+
+    def _shared(self, term: Callable[[BlockCost], int]) -> Ints:
+        """A term of shared values, once where several blocks read the same ones."""
+
+        def own(key: str) -> Ints:
+            return self.chain.ints(lambda b: term(b) if b.shared_key == key else 0)
+
+        found = interval_sum(own(""))
+        for key in sorted({b.shared_key for b in self.chain.distinct} - {""}):
+            found = found + interval_max(own(key))
+        return np.asarray(found)
 
     def once(self, term: Callable[[Held, Setting], int]) -> Ints:
         """A term over all blocks; parameters that several of them tie count once."""
@@ -301,8 +319,9 @@ class _Builder:
         chain, setting = self.chain, self.setting
         least = chain.ints(lambda b: b.least_kept)
         made = chain.ints(lambda b: block_moment.left_bytes(b, setting, rooted=rooted))
-        given = {"first": first, "rooted": rooted}
-        made = made - chain.ints(lambda b: block_moment.resharded_bytes(b, setting, **given))
+        made = made - chain.ints(
+            lambda b: block_moment.resharded_bytes(b, setting, first=first, rooted=rooted)
+        )
         if first:
             made = made + chain.ints(lambda b: block_moment.made_bytes(b, setting))
         behind = sums_before(made)

@@ -74,6 +74,7 @@ class ModelCosts:
         self.block_names = tuple(b.name for b in self.blocks.chain)
         self.holds_parameters = tuple(bool(b.parameters) for b in self.blocks.chain)
         self.can_end_stages = self.blocks.can_end_stages()
+        self.shared_keys = self.blocks.shared_keys()
         self.notes: dict[str, None] = {}
         self.unknown: dict[str, None] = {}
         self.tied = self.kinds.tied()
@@ -354,8 +355,10 @@ class ModelCosts:
     ) -> ChainCost:
         """The cost of every block of the model from that of its kind."""
         blocks = tuple(
-            replace(by_kind[b.kind], name=b.name, can_end_stage=can)
-            for b, can in zip(self.blocks.chain, self.can_end_stages, strict=True)
+            replace(by_kind[b.kind], name=b.name, can_end_stage=can, shared_key=key)
+            for b, can, key in zip(
+                self.blocks.chain, self.can_end_stages, self.shared_keys, strict=True
+            )
         )
         return ChainCost(boundary, label, blocks, placements or {})
 

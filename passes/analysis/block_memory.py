@@ -32,9 +32,10 @@ class BlockMemory:
     (`saved_inputs`), without parameters and shared values; `released`: the part that is given back
     before the fullest moment. `inputs`: kept when the block is recomputed. `transient`:
     at the worst moment on top of `saved`, with the gradient of a parameter that is being made;
-    `reduced_transient`: with the gradients of all parameters that were made so far;
+    `reduced_transient`: with the gradients of all parameters that were made so far, `made` of it;
     `forward_transient`: in the forward.
-    `shared`: parameter-free values read from outside. `divided`: of a divided backward."""
+    `shared`: parameter-free values read from outside; `shared_kept`: those of them that ops keep.
+    `divided`: of a divided backward."""
 
     saved: int
     saved_inputs: int
@@ -43,7 +44,9 @@ class BlockMemory:
     transient: int
     forward_transient: int
     reduced_transient: int
+    made: int
     shared: int
+    shared_kept: int
     per_node: dict[str, int]
     divided: DividedBackward
 
@@ -77,7 +80,9 @@ def block_memory(
     values: dict[fx.Node, Any] = {}
     outside: set[int] = set()
     received: set[int] = set()
-    inputs = shared = 0
+    inputs = 0
+    shared: dict[int, int] = {}
+    shared_kept: dict[int, int] = {}
     placeholders = graph.graph.find_nodes(op="placeholder")
     for node, slot in zip(placeholders, slots, strict=True):
         leaf = torch.empty_like(node.meta["val"]).requires_grad_(
@@ -87,7 +92,8 @@ def block_memory(
         size = leaf.untyped_storage().nbytes()
         if slot.kind != "value" or not leaf.requires_grad:
             outside.add(_key(leaf))
-            shared += size if slot.kind == "value" else 0
+            if slot.kind == "value":
+                shared[_key(leaf)] = size
         else:
             inputs += size
             received.add(_key(leaf))
@@ -104,6 +110,8 @@ def block_memory(
             alive.append(tensor)
             owned[key] = tensor.untyped_storage().nbytes()
             current.append(key)
+        elif key in shared:
+            shared_kept[key] = shared[key]
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
@@ -115,7 +123,7 @@ def block_memory(
     saved = sum(owned.values())
     forward = _forward_peak(graph, values, owned, saved_at, outside)
     gradients = _gradient_bytes(zip(placeholders, slots, strict=True), room or {})
-    backward, reduced, released = _backward_peaks(graph, values, owned, saved_at, gradients)
+    backward, reduced, released, made = _backward_peaks(graph, values, owned, saved_at, gradients)
     per_node = {n.name: sum(owned[k] for k in set(keys)) for n, keys in saved_at.items()}
     return BlockMemory(
         saved,
@@ -125,7 +133,9 @@ def block_memory(
         max(0, forward - saved, backward - saved),
         max(0, forward - saved),
         max(0, forward - saved, reduced - saved),
-        shared,
+        made if reduced >= forward else 0,
+        sum(shared.values()),
+        sum(shared_kept.values()),
         per_node,
         divided_backward(graph, values, gradients, saved_at, owned),
     )
@@ -195,17 +205,17 @@ def _backward_peaks(
     owned: dict[int, int],
     saved_at: dict[fx.Node, list[int]],
     parameters: Mapping[fx.Node, int],
-) -> tuple[int, int, int]:
+) -> tuple[int, int, int, int]:
     """Most bytes alive at once in the backward: what is still saved, gradients of values, and of
     the parameters that an op reads; the same with gradients of all parameters so far; and what was
-    saved and is given back by the second of these moments. `parameters`: bytes of the gradient of
-    each.
+    saved and is given back, and these gradients, at the second of these moments. `parameters`:
+    bytes of the gradient of each.
     """
     holders: Counter[int] = Counter()
     for keys in saved_at.values():
         holders.update(set(keys))
     saved = remaining = sum(owned.values())
-    released = 0
+    released = made_then = 0
     grads: dict[fx.Node, int] = {}
     peak = peak_of_all = remaining
     made: dict[fx.Node, int] = {}
@@ -230,9 +240,10 @@ def _backward_peaks(
         now = remaining + sum(grads.values()) + (0 if view else own) + backward_workspace(node)
         peak = max(peak, now + (0 if view else fresh))
         if now + sum(made.values()) > peak_of_all:
-            peak_of_all, released = now + sum(made.values()), saved - remaining
+            made_then = sum(made.values())
+            peak_of_all, released = now + made_then, saved - remaining
         for key in set(saved_at[node]):
             holders[key] -= 1
             if not holders[key]:
                 remaining -= owned[key]
-    return peak, peak_of_all, released
+    return peak, peak_of_all, released, made_then

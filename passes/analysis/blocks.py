@@ -64,6 +64,14 @@ class Blocks:
     def block(self, name: str) -> Block:
         return next(b for b in self.chain if b.name == name)
 
+    def shared_keys(self) -> list[str]:
+        """Of every block: the same for blocks that read the same `shared` nodes; empty if no other
+        block does."""
+        made = set(self.shared)
+        read = [" ".join(n.name for n in b.reads if n in made) for b in self.chain]
+        count = Counter(read)
+        return [names if count[names] > 1 else "" for names in read]
+
     @property
     def crossing_any(self) -> list[fx.Node]:
         """Values that pass from one block to a later one, in graph order."""

@@ -188,8 +188,16 @@ def test_buffers_hold_transients_bucket_and_gradients_under_way():
     # Fresh gradients and their copy in the reduction; accumulated ones are among the gradients.
     assert stage_memory(heavy, 0, 1, (), 0, setting(zero=2)).buffers == 1000 * (4 + 4) - 100
     assert stage_memory(heavy, 0, 1, (), 0, setting(zero=1)).buffers == 1000 * 4 - 100
-    shared = [replace(b, shared_bytes=7, transient_bytes=37) for b in four]
+    read = [replace(b, shared_bytes=7, shared_key="mask", transient_bytes=37) for b in four]
+    shared = [replace(b, shared_kept_bytes=7) for b in read]
     assert stage_memory(shared, 1, 3, (), 1, setting(pp=4, m=8)).buffers == 30 + 20 + 3 * 7
+    # Two blocks that read other values hold both; what only forwards read is not kept, unless a
+    # block is recomputed.
+    own = [replace(b, shared_key=b.name) for b in shared]
+    assert stage_memory(own, 1, 3, (), 1, setting(pp=4, m=8)).buffers == 30 + 20 + 3 * 14
+    assert stage_memory(read, 1, 3, (), 1, setting(pp=4, m=8)).buffers == 30 + 20
+    again = [stage_memory(b, 1, 3, ("1",), 1, setting(pp=4, m=8)) for b in (read, shared)]
+    assert again[0] == again[1]
 
 
 def test_a_block_works_while_the_one_after_it_is_reduced():

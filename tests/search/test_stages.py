@@ -61,6 +61,8 @@ def block(
         released_bytes=saved // 7,
         forward_transient_bytes=transient * 2 // 3,
         shared_bytes=transient // 4,
+        shared_kept_bytes=transient // 4 * (index % 3) // 2,
+        shared_key=("", "a", "b")[transient % 3],
         partial=tuple(
             PartialRecompute(
                 f"set {i}", ("op",), share * forward / 100, share * comm / 300, kept, again

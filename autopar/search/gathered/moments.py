@@ -89,6 +89,7 @@ class StageMoments:
         self.rooted = frozenset(intervals.rooted(start, stop))
         mine = of.gathered(self.rooted)[start:stop]
         self.flight = int(intervals.flight[start, stop])
+        self.again_kept = int(intervals.again_kept[start, stop])
         self.scratch = int(intervals.scratch[start, stop])
         self.fixed: Ints = int(intervals.fixed[start, stop]) + kept @ mine
         self.gathered = np.where(kept, 0, mine[None, :])
@@ -142,11 +143,11 @@ class StageMoments:
             least = np.maximum(least, np.minimum(some, plain))
             asked = -(-(all_kept + found.again) // k)
             each = np.maximum(each, np.where(found.again > NONE // 2, asked, NONE))
-        return Needs(least, each)
+        return Needs(np.where(least > 0, least + self.again_kept, least), each + self.again_kept)
 
     def peaks(self, freed: int, kinds: Collection[int]) -> Ints:
         """Bytes with blocks recomputed that free `freed` per micro-batch and are of `kinds`."""
-        flight = self.flight - freed
+        flight = self.flight - freed + (self.again_kept if kinds else 0)
         most = np.full(len(self.fixed), self.scratch, np.int64)
         for phase in self.phases:
             found = self.moments(phase)

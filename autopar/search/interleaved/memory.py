@@ -170,6 +170,7 @@ class _Rank:
         self.floors = self._by_phase("floor")
         self.plain = self._by_phase("plain") - flight[:, self.phases.chunk]
         self.scratch = tables.scratch[self.at].sum(axis=1)
+        self.again_kept = tables.again_kept[self.at]
 
     def _by_phase(self, name: str) -> Ints:
         """[candidates, backwards] of a table of moments."""
@@ -232,7 +233,7 @@ class _Rank:
 
     def least(self) -> Ints:
         """[candidates]: the fewest of all states. Within a step, less is kept the further it is."""
-        totals = self.totals(self._gains(), self._again())
+        totals = self.totals(self._freed(self._gains()), self._again())
         return np.asarray(totals[:, -1] if self.memory.recomputation.full else totals.min(axis=1))
 
     def _gains(self) -> Ints:
@@ -241,6 +242,14 @@ class _Rank:
         for state, (_, chunk, step) in enumerate(self.order, 1):
             found[:, state, chunk] = self.counts[:, chunk, step.sort] * step.gain
         return np.asarray(found.cumsum(axis=1))
+
+    def _freed(self, gains: Ints) -> Ints:
+        """`gains` less what is kept besides as soon as anything is recomputed."""
+        blocks = np.zeros(gains.shape[:2], np.int64)
+        for state, (_, chunk, step) in enumerate(self.order, 1):
+            blocks[:, state] = self.counts[:, chunk, step.sort]
+        some = np.cumsum(blocks, axis=1) > 0
+        return np.asarray(gains - some[:, :, None] * self.again_kept[:, None, :])
 
     def _extra(self) -> Floats:
         """[candidates, states, chunks]: seconds, as `_gains`."""
@@ -274,7 +283,7 @@ class _Rank:
     def fit(self, limit: float) -> _RankFit:
         """The first state of each candidate that fits, and within its last step the first block."""
         gains, again, extra = self._gains(), self._again(), self._extra()
-        totals = self.totals(gains, again)
+        totals = self.totals(self._freed(gains), again)
         good = totals <= limit
         if self.memory.recomputation.full:
             fits = np.flatnonzero(good[:, -1])
@@ -309,7 +318,7 @@ class _Rank:
         again[:, :, chunk] = np.maximum(again[:, :, chunk], needed)
 
         def bytes_of(blocks: Ints) -> Ints:
-            gain = gains.copy()
+            gain = gains - self.again_kept[:, None]
             gain[:, 0, chunk] += blocks * step.gain
             return self.totals(gain, again)[:, 0]
 
@@ -328,6 +337,6 @@ class _Rank:
         found = object.__new__(_Rank)
         found.memory, found.phases, found.order = self.memory, self.phases, self.order
         found.at = (self.at[0][candidates], self.at[1][candidates])
-        for name in ("counts", "base", "floors", "plain", "scratch"):
+        for name in ("counts", "base", "floors", "plain", "scratch", "again_kept"):
             setattr(found, name, getattr(self, name)[candidates])
         return found
