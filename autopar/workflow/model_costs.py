@@ -73,8 +73,8 @@ class ModelCosts:
         self.kinds: BlockKinds = BlockKinds(program, self.blocks, sizes, cluster)
         self.block_names = tuple(b.name for b in self.blocks.chain)
         self.holds_parameters = tuple(bool(b.parameters) for b in self.blocks.chain)
-        self.can_end_stages = self.blocks.can_end_stages()
-        self.shared_keys = self.blocks.shared_keys()
+        # What blocks of one kind differ in: whether they can end a stage, and what they share.
+        self._own = list(zip(self.blocks.can_end_stages(), self.blocks.shared_keys(), strict=True))
         self.notes: dict[str, None] = {}
         self.unknown: dict[str, None] = {}
         self.tied = self.kinds.tied()
@@ -85,9 +85,8 @@ class ModelCosts:
         self._solved: dict[object, Solved] = {}
         self._bounds: dict[tuple[int, int], BlockCost] = {}
         self._points: dict[tuple[int, int, str], tuple[PlacedBlocks, bool]] = {}
-        self.cp = 1
+        self.cp = self.ep = 1
         self._root = self
-        self.ep = 1
         self._over: dict[tuple[int, int, int], ModelCosts] = {}
         if spare_experts:
             check_room(spare_experts, self.no_experts)
@@ -356,9 +355,7 @@ class ModelCosts:
         """The cost of every block of the model from that of its kind."""
         blocks = tuple(
             replace(by_kind[b.kind], name=b.name, can_end_stage=can, shared_key=key)
-            for b, can, key in zip(
-                self.blocks.chain, self.can_end_stages, self.shared_keys, strict=True
-            )
+            for b, (can, key) in zip(self.blocks.chain, self._own, strict=True)
         )
         return ChainCost(boundary, label, blocks, placements or {})
 

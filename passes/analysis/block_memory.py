@@ -72,34 +72,43 @@ class _FusedAttention(torch.autograd.Function):
         raise AssertionError("never run")
 
 
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a block is given, on meta. Bytes by storage: of values that it has gradients for
+    (`received`), of others (`shared`). `outside`: the storages of all but the first."""
+
+    values: dict[fx.Node, Any]
+    outside: set[int]
+    received: dict[int, int]
+    shared: dict[int, int]
+
+    @staticmethod
+    def of(graph: fx.GraphModule, slots: tuple[Slot, ...]) -> _Given:
+        found = _Given({}, set(), {}, {})
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        for node, slot in zip(placeholders, slots, strict=True):
+            trained = bool(node.meta.get("requires_grad"))
+            leaf = torch.empty_like(node.meta["val"]).requires_grad_(trained)
+            found.values[node] = leaf
+            if slot.kind != "value" or not trained:
+                found.outside.add(_key(leaf))
+            if slot.kind == "value":
+                kind = found.received if trained else found.shared
+                kind[_key(leaf)] = leaf.untyped_storage().nbytes()
+        for node in graph.graph.find_nodes(op="get_attr"):
+            found.values[node] = torch.empty_like(node.meta["val"])
+            found.outside.add(_key(found.values[node]))
+        return found
+
+
 def block_memory(
     graph: fx.GraphModule, slots: tuple[Slot, ...], room: Mapping[fx.Node, int] | None = None
 ) -> BlockMemory:
     """Account for a local block graph, run on meta. `room`: elements of gradients beyond these."""
     owned: dict[int, int] = {}
-    values: dict[fx.Node, Any] = {}
-    outside: set[int] = set()
-    received: set[int] = set()
-    inputs = 0
-    shared: dict[int, int] = {}
+    given = _Given.of(graph, slots)
+    values, outside, shared = given.values, given.outside, given.shared
     shared_kept: dict[int, int] = {}
-    placeholders = graph.graph.find_nodes(op="placeholder")
-    for node, slot in zip(placeholders, slots, strict=True):
-        leaf = torch.empty_like(node.meta["val"]).requires_grad_(
-            bool(node.meta.get("requires_grad"))
-        )
-        values[node] = leaf
-        size = leaf.untyped_storage().nbytes()
-        if slot.kind != "value" or not leaf.requires_grad:
-            outside.add(_key(leaf))
-            if slot.kind == "value":
-                shared[_key(leaf)] = size
-        else:
-            inputs += size
-            received.add(_key(leaf))
-    for node in graph.graph.find_nodes(op="get_attr"):
-        values[node] = torch.empty_like(node.meta["val"])
-        outside.add(_key(values[node]))
     saved_at: dict[fx.Node, list[int]] = {}
     current: list[int] = []
     alive: list[torch.Tensor] = []
@@ -122,14 +131,15 @@ def block_memory(
                 saved_at[node] = current
     saved = sum(owned.values())
     forward = _forward_peak(graph, values, owned, saved_at, outside)
+    placeholders = graph.graph.find_nodes(op="placeholder")
     gradients = _gradient_bytes(zip(placeholders, slots, strict=True), room or {})
     backward, reduced, released, made = _backward_peaks(graph, values, owned, saved_at, gradients)
     per_node = {n.name: sum(owned[k] for k in set(keys)) for n, keys in saved_at.items()}
     return BlockMemory(
         saved,
-        sum(size for key, size in owned.items() if key in received),
+        sum(size for key, size in owned.items() if key in given.received),
         released if reduced >= forward else 0,
-        inputs,
+        sum(given.received.values()),
         max(0, forward - saved, backward - saved),
         max(0, forward - saved),
         max(0, forward - saved, reduced - saved),
