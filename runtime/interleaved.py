@@ -45,9 +45,9 @@ class LoopedStage(PlannedStage):
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         # What the last reduction read is held to the next backward of its stage, behind forwards
         # of all of them.
-        for engine in (self._engine, *self._other_engines):
-            engine.release()
-        return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
+        for other in self._other_engines:
+            other.release()
+        return super().forward_maybe_with_nosync(*args, **kwargs)
 
     def backward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         # What the last reduction read is held to the next backward, which is another stage's.

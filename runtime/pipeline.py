@@ -47,6 +47,8 @@ class SingleStage:
         total = torch.zeros((), dtype=torch.float32, device=weights.device)
         for index in range(self._count):
             arguments = {name: chunks[index] for name, chunks in pieces.items()}
+            # What the last reduction read would be held to the next backward.
+            self._engine.release()
             loss = weighted(self._engine.stage(**arguments), weights[index])
             if backward:
                 self._engine.before_backward(last=index == self._count - 1)

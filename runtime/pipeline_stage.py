@@ -37,6 +37,11 @@ class PlannedStage(PipelineStage):
         super().__init__(module or engine.stage, index, stages, device, **options)
         self._engine = engine
 
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        # What the last reduction read would be held to the next backward, behind this forward.
+        self._engine.release()
+        return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
+
     def backward_maybe_with_nosync(
         self, backward_type: Any, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> tuple[tuple[Tensor | None, ...], None]:
