@@ -52,7 +52,8 @@ def _tied(blocks: Sequence[BlockCost], settings: Sequence[Setting]) -> tuple[str
         f"with schedule {schedules} every cut gives one rank two parts that share a parameter, and "
         f"it would need two copies: {names}"
     )
-    return reason, "pin schedule=1f1b or another number of chunks, or give each its own parameter"
+    other = " or another number of chunks" if any(not s.turns for s in settings) else ""
+    return reason, f"pin schedule=1f1b{other}, or give each its own parameter"
 
 
 def _holders(blocks: Sequence[BlockCost], group: str) -> str:

@@ -17,7 +17,7 @@ from autopar.errors import AutoparError, InfeasibleError
 from autopar.plan_document import OF_ELEMENTS
 from autopar.search.enumerate import legal_settings, search
 from autopar.search.illegal_cuts import why_no_cut
-from autopar.search.options import SearchOptions
+from autopar.search.options import Pins, SearchOptions
 from autopar.search.prices import Prices
 from autopar.search.result import Infeasible, Relaxation, SearchResult
 from autopar.search.smallest_memory import smallest_memory
@@ -123,7 +123,7 @@ def _changes(options: SearchOptions, *, other_prices: bool) -> list[tuple[str, S
         names = tuple(n for n in names if getattr(options.forced, n) is None)
         pinned = [n for n in names if getattr(pins, n) is not None]
         if pinned:
-            text = ", ".join(f"{n}={getattr(pins, n)}" for n in pinned)
+            text = ", ".join(str(Pins(**{n: getattr(pins, n)})) for n in pinned)
             changes.append((f"free {text}", replace(options, pins=pins.without(*names))))
 
     if pins.recompute == "none":

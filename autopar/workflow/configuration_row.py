@@ -28,8 +28,11 @@ from autopar.workflow.reported_practice import (
     whole_number,
 )
 from autopar.workflow.row_model import head_size, zoo_model
+from autopar.workflow.row_schedule import row_schedule
 from autopar.workflow.stand_in import Architecture
 
+# Where cells are kept that a row has beyond its columns.
+BEYOND = ""
 # A parameter count that is further off than this says nothing about the form of the MLP.
 CLOSE = 0.06
 UNGATED = ("gpt", "mpt", "nemotron", "megatron", "bloom", "mt-nlg", "opt")
@@ -59,6 +62,8 @@ class RowConfiguration:
 
 def read_row(row: Row) -> RowConfiguration:
     """Raises `InexpressibleError` with the reason, in few words."""
+    if row.get(BEYOND):
+        raise InexpressibleError(f"more cells than columns: {row[BEYOND]!r}")
     facts = practice_facts(row)
     _refuse(row)
     mesh = _mesh(row)
@@ -70,8 +75,8 @@ def read_row(row: Row) -> RowConfiguration:
     per_rank, rest = divmod(whole_number(row, "gbs"), mesh.dp)
     if rest or per_rank % microbatch:
         raise InexpressibleError("global batch does not divide into micro-batches")
-    chunks = whole_number(row, "vp", 1) if mesh.pp > 1 else 1
     count = per_rank // microbatch
+    schedule, chunks = row_schedule(row, mesh.pp, count)
     recompute = facts.get("recompute")
     if recompute is None:
         raise InexpressibleError(f"recomputation {(row.get('recompute') or '')[:40]!r}")
@@ -83,7 +88,7 @@ def read_row(row: Row) -> RowConfiguration:
         sequence=whole_number(row, "seq"),
         microbatch=microbatch,
         microbatches=count,
-        schedule=_schedule(row, mesh.pp, chunks, count),
+        schedule=schedule,
         chunks=chunks,
         zero=_zero(row, mesh.pp),
         precision=precision,
@@ -195,16 +200,6 @@ def _zero(row: Row, pp: int) -> int:
     if zero > 3:
         raise InexpressibleError(f"zero is {row['zero']!r}")
     return 1 if zero == 2 and pp > 1 else zero
-
-
-def _schedule(row: Row, pp: int, chunks: int, microbatches: int) -> str:
-    if chunks > 1:
-        return "interleaved"
-    if "dualpipe" in (row.get("schedule") or "").lower():
-        raise InexpressibleError("schedule DualPipe")
-    if (row.get("schedule") or "").lower() == "gpipe" and pp > 1:
-        return "gpipe"
-    return "1f1b"
 
 
 def _heads(row: Row, hidden: int, tp: int) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar.errors import AutoparError, UsageError
-from autopar.workflow.configuration_row import RowConfiguration, read_row
+from autopar.workflow.configuration_row import BEYOND, RowConfiguration, read_row
 from autopar.workflow.reported_practice import InexpressibleError
 
 if TYPE_CHECKING:
@@ -214,11 +214,14 @@ def predict_table(
 
 
 def read_table(source: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and rows of a CSV file; cells that a short row lacks are empty."""
+    """Columns and rows of a CSV file; cells that a short row lacks are empty, those that a long one
+    has too many are in the column `BEYOND`."""
     try:
         with source.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file, restval="")
-            rows = [{k: v for k, v in row.items() if k is not None} for row in reader]
+            rows = [
+                {k or BEYOND: v if k else ",".join(v) for k, v in row.items()} for row in reader
+            ]
             columns = list(reader.fieldnames or ())
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"can't read {source}: {error}", next_step="give a CSV file") from error

@@ -76,6 +76,11 @@ def whole_number(row: Row, column: str, default: int | None = None) -> int:
     return int(value)
 
 
+def _about(one: float, other: float) -> bool:
+    """Whether two sizes can be of one device, as differently as they are rounded."""
+    return other / 2 < one < 2 * other
+
+
 def reported_device(row: Row) -> tuple[str, Device]:
     """The device of a row: which file it comes from, and the device with the row's variations."""
     name, memory = row.get("gpu") or "", row.get("gpu_mem_gb") or ""
@@ -94,7 +99,12 @@ def reported_device(row: Row) -> tuple[str, Device]:
         }
         if "rate" in rule:
             changes["flops"] = {k: v * rule["rate"] for k, v in device.flops.items()}
-        return key, replace(device, **changes)
+        device = replace(device, **changes)
+        if memory and not _about(number(row, "gpu_mem_gb"), device.memory_bytes / 2**30):
+            raise InexpressibleError(
+                f"gpu_mem_gb is {memory}, and {key} has {device.memory_bytes / 2**30:.0f} GiB"
+            )
+        return key, device
     raise InexpressibleError(f"no device file for GPU {name or 'not stated'}")
 
 
@@ -132,8 +142,8 @@ def _ranks_per_node(row: Row, ranks: int, most: int) -> int:
     per_node = min(ranks, 8)
     if row.get("n_nodes"):
         nodes = whole_number(row, "n_nodes")
-        if not nodes:
-            raise InexpressibleError(f"n_nodes is {row['n_nodes']!r}")
+        if not nodes or (ranks % nodes and nodes < ranks):
+            raise InexpressibleError(f"n_nodes is {row['n_nodes']!r}, of {ranks} GPUs")
         per_node = max(1, ranks // nodes)
     return min(per_node, most)
 

@@ -80,7 +80,7 @@ def build_real(text: str, sequence: int | None, seed: int) -> tuple[nn.Module, M
             f"{text} returns a model on the meta device: there are no weights to compare",
             next_step="return a model with real weights",
         )
-    return source.model.train(), source
+    return source.model, source
 
 
 def random_batch(source: ModelSource, model: nn.Module, size: int, case: Case) -> dict[str, Any]:

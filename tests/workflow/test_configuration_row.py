@@ -64,6 +64,27 @@ def test_where_gradients_live():
     assert read_row(ROW).configuration.practice.gradient_buffer == ""
 
 
+@pytest.mark.parametrize(
+    ("written", "vp", "found"),
+    [
+        ("", "", ("1f1b", 1)),
+        ("1F1B", "2", ("interleaved", 2)),
+        ("Interleaved1F1B", "4", ("interleaved", 4)),
+        ("1F1B interleaved", "", ("1f1b", 1)),
+        ("GPipe", "", ("gpipe", 1)),
+        ("zero bubble", "", ("zero-bubble", 1)),
+        ("zero-bubble", "2", ("zero-bubble", 2)),
+        ("ZBV", "", ("zbv", 2)),
+    ],
+)
+def test_schedules_as_they_are_written(written, vp, found):
+    row = ROW | {"schedule": written, "vp": vp, "recompute": "none"}
+    c = read_row(row).configuration
+    assert (c.schedule, c.chunks) == found
+    alone = read_row(row | WIDE | {"vp": "", "mbs": "2"}).configuration
+    assert (alone.schedule, alone.chunks) == ("1f1b", 1)
+
+
 def test_cp_is_beside_dp():
     found = read_row(ROW | {"cp": "2", "tp": "4"}).configuration
     assert found.mesh == Mesh(2, 1, 4, 2) and found.microbatches == 8
@@ -142,6 +163,18 @@ def test_what_is_not_stated():
         ({"gpu_mem_gb": "80GB"}, "gpu_mem_gb is '80GB'"),
         ({"params_b": "22B"}, "params_b is '22B'"),
         ({"schedule": "DualPipe"}, "DualPipe"),
+        ({"schedule": "interleavd", "vp": "2"}, "schedule interleavd"),
+        ({"vp": "0"}, "vp is '0'"),
+        ({"schedule": "gpipe", "vp": "2"}, "gpipe has 1 chunk"),
+        ({"schedule": "ZBV", "vp": "3", "recompute": "none"}, "has 2 chunks: one on the way"),
+        ({"schedule": "zero-bubble", "zero": "2", "recompute": "none"}, "ZeRO-2 scatters"),
+        ({"schedule": "zero-bubble", "recompute": "full"}, "a recomputed block would run again"),
+        ({"schedule": "ZB-H1", "recompute": "none", "gbs": "28"}, "do not divide into 3 rounds"),
+        ({"gpu_mem_gb": "nan"}, "gpu_mem_gb is 'nan'"),
+        ({"gpu_mem_gb": "0.1"}, "no device file|and a100-80 has"),
+        ({"gpu": "H100", "gpu_mem_gb": "8"}, "gpu_mem_gb is 8, and h100 has"),
+        ({"n_nodes": "3"}, "n_nodes is '3', of 16 GPUs"),
+        ({"": "surplus"}, "more cells than columns"),
     ],
 )
 def test_rows_that_cannot_be_expressed_say_why(change, reason):

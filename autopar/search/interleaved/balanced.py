@@ -94,22 +94,39 @@ class _LookAround:
 
     def _shares(self) -> Ints:
         """Cuts nearest to even shares of the work."""
-        total, blocks = sums_before(self.whole), len(self.whole)
+        ends = self._unit_ends()
+        total, units = sums_before(self.whole)[ends], len(ends) - 1
+        if units < self.parts:
+            return np.zeros((0, self.parts + 1), np.int64)
         found = []
         for first in LIGHTER:
             for last in LIGHTER:
                 share = np.ones(self.parts)
                 share[0], share[-1] = first, last
                 at = np.cumsum(share)[:-1] / share.sum() * total[-1]
-                right = np.searchsorted(total, at).clip(1, blocks)
+                right = np.searchsorted(total, at).clip(1, units)
                 left = right - 1
                 edge = np.where(at - total[left] <= total[right] - at, left, right)
-                # At least one block in every part.
+                # At least one unit in every part.
                 number = np.arange(1, self.parts)
                 edge = np.maximum.accumulate(edge - number) + number
-                edge = edge.clip(number, blocks - self.parts + number)
-                found.append(np.concatenate([[0], edge, [blocks]]))
+                edge = edge.clip(number, units - self.parts + number)
+                found.append(ends[np.concatenate([[0], edge, [units]])])
         return np.unique(np.array(found, np.int64), axis=0)
+
+    def _unit_ends(self) -> Ints:
+        """Where blocks end that make a part together: 0, and behind each unit that may end a part
+        and has a parameter."""
+        found, holds = [0], 0
+        for i, (may_end, has) in enumerate(zip(self.rules.ends, self.rules.holds, strict=True)):
+            holds += int(has)
+            if may_end and holds:
+                found.append(i + 1)
+                holds = 0
+        blocks = len(self.whole)
+        if found[-1] < blocks:  # what is left has none, or can't end: it goes with the last unit
+            found[-1:] = [blocks] if len(found) > 1 else [0, blocks]
+        return np.array(found, np.int64)
 
     def _look_at(self, edges: Ints) -> None:
         """Simulate those that are new and may be near the best, as long as it is worth it."""
