@@ -113,8 +113,8 @@ def test_only_adapters_have_gradients_and_states(case: Any, name: str) -> None:
             nbytes, holders = found[kind]
             # ZeRO-1 holds whole gradients between micro-batches, and its shard after the last one.
             left = stage[term] // 2 if (name, term) == ("zero1", "gradients") else stage[term]
-            # A pipeline stage may be fullest in its first backward, before it has any gradients.
-            first = (name, term) == ("pp2", "gradients") and left == 0
+            # A pipeline stage may be fullest in its first backward, before it has all gradients.
+            first = (name, term) == ("pp2", "gradients") and left < nbytes
             assert left == nbytes or first, (term, stage, nbytes)
             assert holders <= set(adapters)
         names |= found["gradients"][1]
