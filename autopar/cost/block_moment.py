@@ -75,8 +75,12 @@ def _not_rooted(block: BlockCost, rooted: Collection[str]) -> int:
 def made_bytes(block: BlockCost, setting: Setting) -> int:
     """Gradients that a block has made by its end, in the first backward of a step: none where they
     were there before."""
-    ready = casts(setting) or bool(setting.practice.gradient_buffer)
-    return 0 if ready else gradient_bytes(block, setting)
+    return 0 if _ready(setting) else gradient_bytes(block, setting)
+
+
+def _ready(setting: Setting) -> bool:
+    """Whether the gradients are there before the first backward makes any."""
+    return casts(setting) or bool(setting.practice.gradient_buffer)
 
 
 def inside_bytes(block: BlockCost) -> int:
@@ -90,7 +94,7 @@ def gradients_inside(block: BlockCost, setting: Setting) -> int:
     """Of `inside_bytes`, in the first backward of a step, the gradients that stay."""
     stay = setting.zero == 0 or delayed(setting)
     whole = block.reduced_transient_bytes > block.transient_bytes
-    if not (stay and whole) or casts(setting) or setting.practice.gradient_buffer:
+    if not (stay and whole) or _ready(setting):
         return 0
     return min(block.reduced_gradient_bytes, inside_bytes(block))
 

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from autopar.cost.setting import Setting
+from autopar.search.keyed import Keyed
 
 
-class AnyChunks:
+class AnyChunks(Keyed):
     """A setting as a key: equal to those that differ from it in schedule and chunks alone. (Not
     across schedules that divide a backward and those that do not: what hides the end of a step
     differs.)"""
 
-    __slots__ = ("_hash", "_key", "setting")
+    __slots__ = ("setting",)
 
     def __init__(self, setting: Setting) -> None:
         cluster = setting.cluster
         self.setting = setting
-        self._key = (
+        key = (
             *(setting.mesh, setting.microbatch, setting.microbatches, setting.zero),
             *(setting.precision, setting.optimizer, setting.practice, setting.divided),
             *(cluster.name, cluster.device.name, cluster.links),
         )
-        self._hash = hash(self._key)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AnyChunks) and self._key == other._key
+        super().__init__(key)

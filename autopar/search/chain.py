@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from autopar.block_cost import BlockCost, Tied, tie_groups
 from autopar.cost.step import BlockTimes
+from autopar.search.keyed import Keyed
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -67,12 +68,12 @@ def counts_before(which: Ints) -> Ints:
     return np.asarray(np.concatenate([zero, np.cumsum(one_hot, axis=0)]))
 
 
-class Cutting:
+class Cutting(Keyed):
     """Where a chain may be cut, as a key: equal for chains that may be cut alike. Of each block:
     whether it can end a part (`ends`), and 1 where it has parameters (`holds`), or where it has
     some of a group of tied ones (`tied`)."""
 
-    __slots__ = ("_hash", "_key", "ends", "holds", "tied")
+    __slots__ = ("ends", "holds", "tied")
 
     def __init__(self, chain: Chain) -> None:
         self.ends = chain.ints(lambda b: int(b.can_end_stage)) > 0
@@ -80,17 +81,11 @@ class Cutting:
         self.tied = tuple(
             chain.tied(group, lambda t: int(t.parameters > 0)) for group in tie_groups(chain.blocks)
         )
-        self._key = tuple(found.tobytes() for found in (self.ends, self.holds, *self.tied))
-        self._hash = hash(self._key)
+        tables = (self.ends, self.holds, *self.tied)
+        super().__init__(tuple(found.tobytes() for found in tables))
 
     def __len__(self) -> int:
         return len(self.ends)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Cutting) and self._key == other._key
 
 
 class Chain:

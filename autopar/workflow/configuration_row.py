@@ -76,10 +76,10 @@ def read_row(row: Row) -> RowConfiguration:
     if rest or per_rank % microbatch:
         raise InexpressibleError("global batch does not divide into micro-batches")
     count = per_rank // microbatch
-    schedule, chunks = row_schedule(row, mesh.pp, count)
     recompute = facts.get("recompute")
     if recompute is None:
         raise InexpressibleError(f"recomputation {(row.get('recompute') or '')[:40]!r}")
+    schedule, chunks = row_schedule(row, mesh, count, recompute)
     precision = facts["precision"]
     assert precision in EVALUATED_PRECISION
     configuration = Configuration(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from autopar.interleaving import CHUNKED, DIVIDED, V_SHAPED, chunks_refused, refused
+from autopar.interleaving import DIVIDED, V_SHAPED, chunks_refused, refused
+from autopar.mesh import Mesh
 from autopar.workflow.reported_practice import InexpressibleError, Row, whole_number
 from autopar.zero_bubble import refused as divided_refused
 
@@ -19,8 +20,9 @@ WRITTEN = (
 )
 
 
-def row_schedule(row: Row, pp: int, microbatches: int) -> tuple[str, int]:
+def row_schedule(row: Row, mesh: Mesh, microbatches: int, recompute: str) -> tuple[str, int]:
     """The schedule, and how many chunks each pp rank has. Raises `InexpressibleError`."""
+    pp = mesh.pp
     told = (row.get("schedule") or "").strip()
     found = (name for pattern, name in WRITTEN if re.search(pattern, told, re.IGNORECASE))
     schedule = next(found, "")
@@ -36,15 +38,10 @@ def row_schedule(row: Row, pp: int, microbatches: int) -> tuple[str, int]:
     if reason := chunks_refused(schedule, chunks, pp):
         raise InexpressibleError(f"schedule {told} with vp={chunks}: {reason}")
     if schedule in DIVIDED:
-        _check_divided(row, told, pp, microbatches, schedule)
+        # Megatron interleaves any number of micro-batches, in rounds of which the last is shorter;
+        # backwards are divided by torch's schedules alone.
+        given = {"zero": whole_number(row, "zero", 0), "ep": mesh.ep}
+        reason = divided_refused(**given, recomputes=recompute != "none")
+        if reason := reason or refused(pp, microbatches, schedule):
+            raise InexpressibleError(f"schedule {told}: {reason}")
     return schedule, chunks
-
-
-def _check_divided(row: Row, told: str, pp: int, microbatches: int, schedule: str) -> None:
-    """Megatron interleaves any number of micro-batches, in rounds of which the last is shorter;
-    backwards are divided by torch's schedules alone."""
-    assert schedule in CHUNKED
-    given = {"zero": whole_number(row, "zero", 0), "ep": max(1, whole_number(row, "ep", 1))}
-    again = (row.get("recompute") or "none").strip().lower() not in ("none", "no", "0", "false")
-    if reason := divided_refused(**given, recomputes=again) or refused(pp, microbatches, schedule):
-        raise InexpressibleError(f"schedule {told}: {reason}")

@@ -15,30 +15,21 @@ from autopar.cost.setting import Setting
 from autopar.cost.step import send_seconds
 from autopar.search.any_chunks import AnyChunks
 from autopar.search.chain import Chain, Floats, Ints
+from autopar.search.keyed import Keyed
 
 # What the mean block is worth.
 MEAN = 25
 
 
-class Work:
+class Work(Keyed):
     """As a key: of each block its `forward`, its `backward`, what of that is for `weights`, and
     what is added where it passes its output to another rank (`send`), forward or backward."""
 
-    __slots__ = ("_hash", "_key", "backward", "forward", "send", "weights")
+    __slots__ = ("backward", "forward", "send", "weights")
 
     def __init__(self, forward: Ints, backward: Ints, weights: Ints, send: Ints) -> None:
         self.forward, self.backward, self.weights, self.send = forward, backward, weights, send
-        self._key = tuple(table.tobytes() for table in (forward, backward, weights, send))
-        self._hash = hash(self._key)
-
-    def __len__(self) -> int:
-        return len(self.forward)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Work) and self._key == other._key
+        super().__init__(tuple(t.tobytes() for t in (forward, backward, weights, send)))
 
     @property
     def alike(self) -> bool:
