@@ -32,8 +32,8 @@ NO_EXPERTS = "there are no prices of parts of a layer's experts"
 # What a plan says where a family of decisions is searched, and not all: of cuts where parts of the
 # chain take turns (`interleaved.candidates`), and of blocks that are kept gathered (`gathered`).
 SOME_CUTS = (
-    "of the cuts of this schedule those are searched that divide the blocks, or their work, nearly"
-    " evenly, with any lighter first and last part"
+    "of the cuts of this schedule those are searched that divide the blocks, their work or their"
+    " bytes nearly evenly, with any lighter first and last part"
 )
 KEPT_LAST = "of alike blocks of a stage the last ones are kept gathered, and the first of all"
 

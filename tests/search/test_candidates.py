@@ -16,10 +16,12 @@ from autopar.mesh import Mesh
 from autopar.search import interleaved, zero_bubble
 from autopar.search.chain import Chain
 from autopar.search.enumerate import search
+from autopar.search.interleaved import balanced as looking
 from autopar.search.interleaved.balanced import balanced
 from autopar.search.interleaved.candidates import all_are_searched, candidates
 from autopar.search.interleaved.cuts import cuts, legal_cuts
-from autopar.search.interleaved.work import work_of
+from autopar.search.interleaved.moves import ENDS
+from autopar.search.interleaved.work import load_of, work_of
 from autopar.search.options import Pins, SearchOptions
 from autopar.search.prices import Prices
 from tests.search.synthetic import Provider, cluster
@@ -109,7 +111,7 @@ def test_they_hold_what_balances_unlike_blocks():
     for schedule in SCHEDULES:
         on = setting(4, 2, schedule)
         assert not all_are_searched(40, 8)
-        work = work_of(chain, on).whole
+        work = np.array([b.seconds for b in chain.blocks])
         total = np.concatenate([[0], np.cumsum(work)])
 
         def busiest(edges, total=total, on=on):
@@ -150,6 +152,7 @@ def test_work_is_that_of_the_bounds_whatever_is_known_of_prices():
     for number in prices.alternatives(on):
         for chain in (prices.sketch(on, number), prices.chain(on, number)[1]):
             assert work_of(chain, on) == work_of(bounds, on)
+            assert load_of(chain, on) == load_of(bounds, on)
             assert (candidates(chain, on, None) == candidates(bounds, on, None)).all()
 
 
@@ -161,9 +164,53 @@ def test_a_plan_says_where_not_all_cuts_were_searched():
         assert any("cuts" in note for note in found.notes) == told
 
 
-def test_looking_around_ends():
-    """A long chain is not simulated: its cuts are at even shares of the work."""
+def test_looking_ends(monkeypatch):
+    """Cuts of a long chain are not simulated: they are at even shares of the work."""
     chain = made_up(1000, 5, 0)
     on = setting(32, 8, "interleaved")
+    monkeypatch.setattr(looking, "seconds_of_many", lambda *_: pytest.fail("it was simulated"))
     found = balanced(work_of(chain, on), chain.cutting, "interleaved", 32, 8)
-    assert 1 <= len(found) <= 9
+    assert 1 <= len(found) <= len(ENDS) ** 2 + looking.MOST_EVEN
+
+
+def test_cuts_are_found_where_none_is_near_even():
+    """Four blocks among forty may end a part, all in the back."""
+    blocks = [block(i, (10, 20, 0, 40, 60, 20, 10, 5)) for i in range(40)]
+    ends = (30, 34, 35, 36, 37, 38, 39)
+    chain = Chain([replace(b, can_end_stage=i in ends) for i, b in enumerate(blocks)])
+    for schedule in SCHEDULES:
+        on = setting(2, 2, schedule)
+        assert not len(legal_cuts(chain.cutting, 2, 2, schedule == "zbv"))
+        assert len(candidates(chain, on, None))
+
+
+def test_cuts_that_balance_bytes_make_room():
+    """The blocks that take the most bytes take the least time."""
+    sizes = [(10, 20, 0, 4000, 60, 20, 10, 5), (40, 80, 0, 40, 60, 20, 10, 5)]
+    chain = Chain([block(i, sizes[i >= 12]) for i in range(48)])
+    on = setting(4, 2, "interleaved")
+    assert not all_are_searched(48, 8)
+    found = candidates(chain, on, None)
+    states = np.array([b.parameters for b in chain.blocks])
+    total = np.concatenate([[0], np.cumsum(states)])
+
+    def fullest(edges):
+        parts = np.diff(total[edges], axis=1)
+        return np.max([parts[:, list(on.parts_of(r))].sum(axis=1) for r in range(4)], axis=0).min()
+
+    assert fullest(found) < 0.75 * fullest(legal_cuts(chain.cutting, 4, 2, turns=False))
+
+
+def test_the_end_of_a_step_is_balanced_too():
+    """Blocks that take the same time for a micro-batch, and one half much at the end of a step."""
+    blocks = [block(i, (10, 20, 0, 40, 60, 20, 10, 5)) for i in range(40)]
+    heavy = [
+        replace(b, parameter_reduce_seconds=400 * b.seconds if i < 20 else 0.0)
+        for i, b in enumerate(blocks)
+    ]
+    on = setting(4, 1, "zero-bubble")
+    found = [zero_bubble.solve(Chain(of), on, 2**50) for of in (blocks, heavy)]
+    even, uneven = (np.diff(f.cuts) for f in found if f is not None)
+    assert even.max() - even.min() <= 2
+    assert uneven[0] < even[0]
+    assert uneven[-1] > even[-1]

@@ -1,7 +1,8 @@
 """The cuts of a chain that are searched where parts of it take turns.
 
 All of them where these are few. Else those with near-even numbers of blocks (`cuts`) and, where
-blocks between the first and the last one are unlike, those that balance their work (`balanced`).
+blocks between the first and the last one are unlike, those that balance their work (`balanced`),
+and where memory may be short, those at even shares of their bytes, and of both (`moves`).
 For one chain on the ranks of one setting they do not depend on what is known of prices, so that
 bounds hold for the cuts that are solved later.
 """
@@ -20,10 +21,13 @@ from autopar.interleaving import V_SHAPED
 from autopar.search.chain import Chain, Cutting, Ints
 from autopar.search.interleaved.balanced import balanced
 from autopar.search.interleaved.cuts import given, legal, legal_cuts
-from autopar.search.interleaved.work import Work, work_of
+from autopar.search.interleaved.moves import at_shares
+from autopar.search.interleaved.work import Load, Work, load_of, work_of
 
 # Of alike blocks, near-even numbers are all there is to balance where a part has so many.
 COARSE = 3
+# Parts that bytes have in the shares by which blocks are divided, where memory may be short.
+LOADED = (0.5, 1.0)
 # So many cuts are searched one and all.
 FEW_CUTS = 3000
 
@@ -33,7 +37,8 @@ def candidates(chain: Chain, setting: Setting, starts: Sequence[int] | None) -> 
     `starts`, at most those."""
     pp, chunks, turns = setting.mesh.pp, setting.chunks, bool(setting.turns)
     if starts is None:
-        return _searched(work_of(chain, setting), chain.cutting, setting.schedule, pp, chunks)
+        known = work_of(chain, setting), load_of(chain, setting), chain.cutting
+        return _searched(*known, setting.schedule, pp, chunks)
     if len(starts) != pp * chunks:
         return np.zeros((0, pp * chunks + 1), np.int64)
     return legal(given(starts, len(chain)), chain.cutting, pp, turns=turns)
@@ -45,17 +50,19 @@ def all_are_searched(blocks: int, parts: int) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _searched(work: Work, rules: Cutting, schedule: str, pp: int, chunks: int) -> Ints:
+def _searched(work: Work, load: Load, rules: Cutting, schedule: str, pp: int, chunks: int) -> Ints:
     turns, blocks = schedule in V_SHAPED, len(rules)
     if pp * chunks <= blocks and all_are_searched(blocks, pp * chunks):
         return _all(rules, pp, chunks, turns)
     even = legal_cuts(rules, pp, chunks, turns)
-    if not len(even) or (work.alike and blocks >= COARSE * pp * chunks):
+    if len(even) and work.alike and blocks >= COARSE * pp * chunks:
         return even
     found = balanced(work, rules, schedule, pp, chunks)
-    both = np.concatenate([even, found])
-    both.setflags(write=False)
-    return both
+    shares = (work.share * (1 - part) + load.share * part for part in LOADED)
+    by_load = np.concatenate([at_shares(share, rules, pp * chunks) for share in shares])
+    every = np.concatenate([found, legal(by_load, rules, pp, turns=turns)])
+    every.setflags(write=False)
+    return every
 
 
 @lru_cache(maxsize=1024)
