@@ -6,6 +6,8 @@ all_to_all          the outgoing pieces and the incoming ones
 vocab_cross_entropy one wide copy of the logits
 cross_entropy       backward: the gradient of the log-probabilities beside that of the logits
 token_cross_entropy the same in float32
+softmax             to a wider type: a wide copy of the operand, and of its gradient in the backward
+                    (a GPU's kernels widen what they read, and need none)
 experts             see `autopar.passes.analysis.expert_workspace`
 
 Other ops of torch are taken to need none. A collective's backward is its
@@ -39,6 +41,8 @@ def forward_workspace(node: fx.Node) -> int:
         return experts_workspace(node)[0]
     if name in _LOSSES:
         return _wide_bytes(node)
+    if _widens(node):
+        return _bytes(node)
     return _moved(name, node, _bytes(node.args[0]), _bytes(node)) if name else 0
 
 
@@ -46,6 +50,8 @@ def backward_workspace(node: fx.Node) -> int:
     """Bytes of workspace when the backward of a call runs."""
     if getattr(node.target, "_opname", "") == "cross_entropy_loss":
         return _bytes(node.args[0])
+    if _widens(node):
+        return _bytes(node) - _bytes(node.args[0])
     name = _name(node)
     if name in EXPERTS:
         return experts_workspace(node)[1]
@@ -58,6 +64,12 @@ def backward_workspace(node: fx.Node) -> int:
         return wide if wide > _bytes(logits) else 0
     name = _CONJUGATE.get(name, "")
     return _moved(name, node, _bytes(node), _bytes(node.args[0])) if name else 0
+
+
+def _widens(node: fx.Node) -> bool:
+    """Whether a softmax has a wider type than its operand."""
+    known = getattr(node.target, "_opname", "") in ("softmax", "log_softmax")
+    return known and _bytes(node) > _bytes(node.args[0])
 
 
 def _moved(name: str, node: fx.Node, before: int, after: int) -> int:

@@ -51,6 +51,15 @@ def test_losses() -> None:
     assert forward_workspace(whole) == 0 and backward_workspace(whole) == 64 * 128 * 4
 
 
+def test_a_softmax_to_a_wider_type_widens_its_operand_and_its_gradient() -> None:
+    wide = torch.empty(8, 16, 32, dtype=torch.float64, device="meta")
+    for op in (torch.ops.aten.softmax.int, torch.ops.aten.log_softmax.int):
+        node = call(op, wide, -1, torch.float64)
+        assert forward_workspace(node) == 2 * BYTES and backward_workspace(node) == BYTES
+        same = call(op, X, -1)
+        assert forward_workspace(same) == backward_workspace(same) == 0
+
+
 def test_other_ops_need_none() -> None:
     node = call(torch.ops.aten.relu.default, X)
     assert forward_workspace(node) == backward_workspace(node) == 0
