@@ -13,7 +13,7 @@ allocates and frees again is not seen. A step that is measured takes several tim
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,15 +29,28 @@ from autopar.runtime.torch_compat import fsdp_groups, kept_gradients, run_kernel
 Tensor = torch.Tensor
 # A moment counts as fuller than another when it is by more than this.
 RESOLUTION = 5e-4
+# Moments whose bytes are within so much of the fullest one's are as good as it; at most so many of
+# them are known.
+TIE, MOST_TIED = 0.01, 500
 TERMS = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The fullest moment: bytes of each term of `autopar.cost.memory`, and what ran."""
+    """The fullest moment: bytes of each term of `autopar.cost.memory`, and what ran. `tied`: the
+    terms of moments within `TIE` of it, its own among them."""
 
     terms: dict[str, int]
     moment: str
+    tied: tuple[dict[str, int], ...] = ()
+
+    def nearest(self, predicted: Mapping[str, int]) -> dict[str, int]:
+        """The terms of the tied moment that differs the least from what was predicted."""
+
+        def off(terms: dict[str, int]) -> int:
+            return sum(abs(predicted[term] - terms[term]) for term in TERMS)
+
+        return min((self.terms, *self.tied), key=off)
 
     @property
     def total(self) -> int:
@@ -62,9 +75,19 @@ class _Storage:
     term: str
 
 
+_Snapshot = list[tuple[_Storage, int]]
+
+
 def _bytes(entry: _Storage) -> int:
     storage = entry.reference()
     return storage.nbytes() if storage is not None else 0
+
+
+def _terms(then: _Snapshot) -> dict[str, int]:
+    terms = dict.fromkeys(TERMS, 0)
+    for storage, size in then:
+        terms[storage.term] += size
+    return terms
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -93,15 +116,15 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def start(self) -> None:
         """Forget the fullest moment so far."""
         self._most = 0
-        self._then: list[tuple[_Storage, int]] = []
+        self._then: _Snapshot = []
         self._when = ""
+        self._last = 0
+        self._near: list[tuple[int, _Snapshot]] = []
 
     def peak(self) -> Peak:
         """The fullest moment since `start`."""
-        terms = dict.fromkeys(TERMS, 0)
-        for storage, size in self._then:
-            terms[storage.term] += size
-        return Peak(terms, self._when)
+        tied = [then for most, then in self._near if most >= self._most * (1 - TIE)]
+        return Peak(_terms(self._then), self._when, tuple(map(_terms, tied)))
 
     # Which storages there are.
 
@@ -127,11 +150,20 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             result = func(*args, **(kwargs or {}))
         self._add(tree_leaves(result), self._term)
-        gathered = sum(_bytes(entry) for entry in list(self._resized.values()))
-        if self._fixed + gathered > self._most * (1 + RESOLUTION):
-            self._most, self._when = self._fixed + gathered, self._moment
-            self._then = [(entry, _bytes(entry)) for entry in list(self._alive.values())]
+        self._look()
         return result
+
+    def _look(self) -> None:
+        """See how full it is now."""
+        now = self._fixed + sum(_bytes(entry) for entry in list(self._resized.values()))
+        if now > self._last and now >= self._most * (1 - TIE):
+            then = [(entry, _bytes(entry)) for entry in list(self._alive.values())]
+            if now > self._most * (1 + RESOLUTION):
+                self._most, self._when, self._then = now, self._moment, then
+                self._near = [near for near in self._near if near[0] >= now * (1 - TIE)]
+            if len(self._near) < MOST_TIED:
+                self._near.append((now, then))
+        self._last = now
 
     def _remove(self, key: int, _reference: object) -> None:
         entry = self._alive.pop(key)

@@ -10,7 +10,7 @@ from autopar.mesh import Mesh
 from autopar.plan_document import Plan
 from autopar.runtime import collectives  # noqa: F401 - registers the ops
 from autopar.runtime.dry_run import dry_run
-from autopar.runtime.live_bytes import Peak
+from autopar.runtime.live_bytes import RESOLUTION, TIE, Peak
 from autopar.runtime.program import DistributedProgram
 from autopar.runtime.ranks import Ranks
 from autopar.workflow.dry_memory import measured_step
@@ -78,3 +78,15 @@ def test_recomputation_keeps_inputs_only() -> None:
     kept, _ = measured(make_plan(Mesh(), microbatch=64))
     again, _ = measured(make_plan(Mesh(), microbatch=64, recompute=True))
     assert again.terms["activations"] < 0.6 * kept.terms["activations"]
+
+
+def test_moments_that_are_as_full_are_told() -> None:
+    """Each with its own terms, and the nearest of them to what was predicted."""
+    peak, _ = measured(make_plan(Mesh(), microbatches=2))
+    assert peak.terms in peak.tied
+    for terms in peak.tied:
+        assert (1 - TIE) * peak.total <= sum(terms.values()) <= (1 + RESOLUTION) * peak.total
+    one = Peak({**peak.terms, "buffers": 0}, "", ({**peak.terms, "buffers": 7, "gradients": 3},))
+    near = {**peak.terms, "buffers": 6, "gradients": 3}
+    assert one.nearest(near) == one.tied[0]
+    assert one.nearest(one.terms) == one.terms
