@@ -37,6 +37,7 @@ from autopar.search.result import Choice
 from autopar.units import parse_bytes
 from autopar.workflow.activation_formula import activation_formula
 from autopar.workflow.forced_pins import with_forced_pins
+from autopar.workflow.heaviest_ops import heaviest_ops
 from autopar.workflow.model_costs import ModelCosts
 from autopar.workflow.outcome import Explanation, Outcome, build_plan, copies_part, hidden_part
 from autopar.workflow.prepare import prepare
@@ -214,7 +215,8 @@ def search_program(
 
 
 def _explanation(costs: ModelCosts, choice: Choice, seconds: dict[str, float]) -> Explanation:
-    """A second solver's word on the chosen placements, and what the repeated block keeps."""
+    """A second solver's word on the chosen placements, what the repeated block keeps, and the
+    heaviest ops."""
     start = time.perf_counter()
     chain, tp, cp, ep = choice.chain, choice.mesh.tp, choice.mesh.cp, choice.mesh.ep
     confirmed = costs.over(cp, tp, ep).confirm(chain, tp, choice.microbatch)
@@ -232,7 +234,8 @@ def _explanation(costs: ModelCosts, choice: Choice, seconds: dict[str, float]) -
     )
     seconds["explain"] = time.perf_counter() - start
     experts, hidden = costs.experts if ep > 1 else 0, hidden_part(chain)
-    return Explanation(formula, confirmed, experts, hidden, copies_part(choice))
+    heaviest = heaviest_ops(costs, choice)
+    return Explanation(formula, confirmed, experts, hidden, copies_part(choice), heaviest)
 
 
 def model_costs(

@@ -40,7 +40,10 @@ MemoryOption = Annotated[
 ]
 PrecisionOption = Annotated[
     str | None,
-    typer.Option(help="fp32, bf16-mixed, bf16 or fp16 (default: bf16-mixed on GPUs, fp32 on CPUs)"),
+    typer.Option(
+        help="fp32, bf16-mixed, bf16 or fp16 (default: bf16-mixed on GPUs, fp32 on CPUs; for a "
+        "model of your own as its parameters are)"
+    ),
 ]
 OptimizerOption = Annotated[
     str,

@@ -15,9 +15,10 @@ produces only its own part of that value's gradient. Keeping it apart from `R` m
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from autopar.errors import PlanError
+from autopar.errors import PlanError, UsageError
 
 _SHARD = re.compile(r"^S\((\d+)\)$")
 
@@ -79,3 +80,15 @@ Partial = Placement("P")
 def Shard(dim: int) -> Placement:  # noqa: N802 - the field writes it as a type
     """Slice along `dim` (counted from 0)."""
     return Placement("S", dim)
+
+
+def boundary_of(text: str, shapes: Collection[Sequence[int]]) -> Placement:
+    """The placement between blocks of a pin; raises `UsageError` where what passes between them,
+    of these shapes, has no such dim."""
+    pinned, fewest = Placement.parse(text), min(map(len, shapes), default=0)
+    if pinned.is_shard and shapes and pinned.dim >= fewest:
+        raise UsageError(
+            f"boundary={text}: what passes between blocks has {fewest} dims",
+            next_step="give R, or S(1) for sequence parallelism",
+        )
+    return pinned

@@ -26,6 +26,8 @@ def predictions(name: str, value: Any) -> dict[str, Any]:
             "recipes": lambda n, v: items(n, v, _other_plan),
             "neighbours": lambda n, v: items(n, v, _other_plan),
             "activation_formula": _formula,
+            "heaviest_ops": lambda n, v: items(n, v, _heavy_op),
+            "tp_links": lambda n, v: items(n, v, _link),
             "experts": count,
             "experts_hidden": amount,
             "copies_seconds": amount,
@@ -57,6 +59,21 @@ def _formula(name: str, value: Any) -> dict[str, Any]:
         value,
         {"block": text, "activations": text, "count": count, "bytes": amount, "values": _counts},
     )
+
+
+def _heavy_op(name: str, value: Any) -> dict[str, Any]:
+    return told(
+        name,
+        value,
+        {
+            **{"op": text, "module": text, "block": text, "bound": text},
+            **{"count": count, "seconds": amount},
+        },
+    )
+
+
+def _link(name: str, value: Any) -> dict[str, Any]:
+    return told(name, value, {"name": text, "ranks": count, "bytes_per_second": amount})
 
 
 def _counts(name: str, value: Any) -> dict[str, Any]:

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.errors import PlanError
-from autopar.placement import Partial, Placement, Replicate, ReplicatePartialGrad, Shard
+from autopar.errors import PlanError, UsageError
+from autopar.placement import (
+    Partial,
+    Placement,
+    Replicate,
+    ReplicatePartialGrad,
+    Shard,
+    boundary_of,
+)
 
 
 @pytest.mark.parametrize("text", ["R", "R*", "P", "S(0)", "S(12)"])
@@ -46,3 +53,11 @@ def test_properties() -> None:
 def test_they_compare_by_value() -> None:
     assert Shard(1) == Shard(1) != Shard(0) and Replicate != ReplicatePartialGrad
     assert len({Shard(1), Shard(1), Replicate}) == 2
+
+
+def test_a_pinned_boundary_is_a_dim_of_what_passes_between_blocks() -> None:
+    assert boundary_of("S(1)", [(2, 8, 4), (2, 8)]) == Shard(1)
+    assert boundary_of("R", [(2, 8)]) == Replicate
+    assert boundary_of("S(1)", []) == Shard(1)
+    with pytest.raises(UsageError, match=r"boundary=S\(2\): what passes between blocks has 2 dims"):
+        boundary_of("S(2)", [(2, 8, 4), (2, 8)])

@@ -40,6 +40,8 @@ class Facts:
     recipes: tuple[Mapping[str, Any], ...]
     neighbours: tuple[Mapping[str, Any], ...]
     activation_formula: Mapping[str, Any]
+    heaviest_ops: tuple[Mapping[str, Any], ...]
+    tp_links: tuple[Mapping[str, Any], ...]
     experts: int
     experts_hidden: float
     copies_seconds: float
@@ -62,6 +64,8 @@ class Facts:
             tuple(p.get("recipes") or ()),
             tuple(p.get("neighbours") or ()),
             p.get("activation_formula") or {},
+            tuple(p.get("heaviest_ops") or ()),
+            tuple(p.get("tp_links") or ()),
             int(p.get("experts") or 0),
             float(p.get("experts_hidden") or 0.0),
             float(p.get("copies_seconds") or 0.0),

@@ -14,6 +14,7 @@ from autopar.report.order_words import order_sentence
 from autopar.report.reruns import rerun_rows
 from autopar.report.sequence_words import sequence_sentence
 from autopar.report.shard_words import groups_text, kept_sentence, shard_sentence
+from autopar.report.tp_words import tp_sentence
 from autopar.units import format_bytes, format_seconds
 
 
@@ -22,6 +23,7 @@ def limits(plan: Plan) -> list[str]:
     facts = Facts.of(plan)
     found = [_edited(plan), _largest(facts), _bubble(plan, facts), *_communication(plan, facts)]
     found += [
+        tp_sentence(plan),
         order_sentence(plan),
         sequence_sentence(plan),
         expert_sentence(plan),

@@ -11,6 +11,7 @@ from autopar.report.expert_words import expert_part
 from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts, mesh_text
 from autopar.report.format import count_text, percent_text, plural
 from autopar.report.limits import cost_text, limits, neighbours, others, proof
+from autopar.report.op_words import heaviest
 from autopar.report.placements import block_words
 from autopar.report.reruns import recomputed_text, rerun_rows
 from autopar.report.sequence_words import SHORT, attention_ways, part_text
@@ -20,6 +21,9 @@ from autopar.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.table import Table
+
+
+CHANGED = "One decision changed; cuts, placements and recomputation chosen anew:"
 
 
 def show(plan: Plan, pictures: Sequence[BlockPicture] = ()) -> Group:
@@ -58,8 +62,9 @@ def explain(plan: Plan) -> str:
     lines = [f"{plan.model} on {plan.cluster}: {headline(plan)}.", "", "What limits it:"]
     lines += [f"  - {sentence}" for sentence in told]
     for title, sentences in (
+        ("Heaviest ops, on the rank that has the most of them:", heaviest(plan)),
         ("Why this one:", others(plan)),
-        ("One decision changed, the rest chosen anew:", neighbours(plan)),
+        (CHANGED, neighbours(plan)),
     ):
         if sentences:
             lines += ["", title, *(f"  - {sentence}" for sentence in sentences)]

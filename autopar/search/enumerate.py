@@ -130,6 +130,7 @@ def search(
         alternatives = state.other_meshes(options.alternatives)
     if explain and state.best is not None:
         beside = neighbours(state.prices, state.best, cluster, options, limit)
+        alternatives = _best_of_meshes(state.best, alternatives, beside)
     given = _result(state, least, notes, scores, alternatives, beside)
     all_in = time.perf_counter() - begin - state.prices.seconds
     return replace(
@@ -139,6 +140,20 @@ def search(
         provider_seconds=state.prices.seconds,
         pins=str(options.pins),
     )
+
+
+def _best_of_meshes(
+    best: Choice, alternatives: Sequence[Choice], beside: Sequence[Neighbour]
+) -> list[Choice]:
+    """The fastest plans that are known of other mesh shapes, as many as there were: a neighbour may
+    be faster than what was solved of its mesh."""
+    known = {c.mesh.shape: c for c in alternatives}
+    for choice in (n.choice for n in beside if n.choice is not None):
+        old = known.get(choice.mesh.shape)
+        if old is None or choice.step_seconds < old.step_seconds:
+            known[choice.mesh.shape] = choice
+    known.pop(best.mesh.shape, None)
+    return sorted(known.values(), key=lambda c: c.step_seconds)[: len(alternatives)]
 
 
 def _with_reason(other: Choice, best: Evaluation) -> Choice:

@@ -24,7 +24,7 @@ from autopar.parts import Slot
 from autopar.passes.analysis.block_costs import block_cost
 from autopar.passes.analysis.blocks import analyse_blocks
 from autopar.passes.analysis.loss_form import loss_form
-from autopar.placement import Placement, Replicate, Shard
+from autopar.placement import Placement, Replicate, Shard, boundary_of
 from autopar.program import Program, copy_graph
 from autopar.workflow.block_kinds import BlockKinds, Kind
 from autopar.workflow.expert_kinds import ExpertKinds, check_room, expert_count
@@ -277,11 +277,11 @@ class ModelCosts:
 
     def _boundaries(self, tp: int, microbatch: int) -> list[Placement]:
         """Placements that every value between blocks can take: whole, or split along dim 1."""
-        if self.pinned_boundary is not None:
-            return [Placement.parse(self.pinned_boundary)]
         bindings = self.kinds.bindings(microbatch)
         crossing = [types_of(n, bindings)[0] for n in self.blocks.crossing_any]
         shapes = {t.shape for t in crossing if t.requires_grad}
+        if self.pinned_boundary is not None:
+            return [boundary_of(self.pinned_boundary, shapes)]
         if not shapes:
             return [Replicate]
         ranks = tp * self.cp  # cp has split dim 1 already

@@ -18,6 +18,7 @@ from autopar.plan_document import Plan
 from autopar.program import Program
 from autopar.search.result import Choice, SearchResult
 from autopar.workflow.activation_formula import ActivationFormula
+from autopar.workflow.heaviest_ops import HeavyOp
 
 NOTES_SHOWN = 40
 
@@ -27,13 +28,15 @@ class Explanation:
     """What is found out about a chosen plan alone. `confirmed`: how many placement problems a
     second solver found the same optimum for. `experts`: of a layer, where ep splits them;
     `hidden`: the part of the seconds of their exchange that compute hides; `copies`: seconds of a
-    step in which copies of experts add up their gradients, on the rank where it takes longest."""
+    step in which copies of experts add up their gradients, on the rank where it takes longest.
+    `heaviest`: its heaviest ops."""
 
     formula: ActivationFormula | None = None
     confirmed: int = 0
     experts: int = 0
     hidden: float = 0.0
     copies: float = 0.0
+    heaviest: tuple[HeavyOp, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,8 +162,18 @@ def _explained(predictions: dict[str, Any], more: Explanation) -> dict[str, Any]
         predictions["experts_hidden"] = more.hidden
     if more.copies:
         predictions["copies_seconds"] = more.copies
+    if more.heaviest:
+        predictions["heaviest_ops"] = [op.to_dict() for op in more.heaviest]
     predictions["search"]["placements_confirmed"] = more.confirmed
     return predictions
+
+
+def _links(cluster: Cluster) -> list[dict[str, Any]]:
+    """The innermost links of a cluster and the next ones."""
+    return [
+        {"name": link.name, "ranks": link.ranks, "bytes_per_second": link.bytes_per_second}
+        for link in cluster.links[:2]
+    ]
 
 
 def _predictions(
@@ -189,6 +202,7 @@ def _predictions(
         "time_breakdown": result.time_breakdown,
         "stage_seconds": stage_seconds(choice.chain, choice),
         "reruns": _reruns(choice),
+        "tp_links": _links(cluster),
         **kept_gathered(choice),
         **{
             name: [{**o, "mesh": _text(o["mesh"])} if "mesh" in o else o for o in found]

@@ -293,3 +293,20 @@ def test_the_evaluation_is_of_the_chosen_plan():
     result = search(provider, provider.on, SearchOptions(32, memory_limit=2 * GIB))
     again = evaluate(result.choice, result.choice.chain.blocks, provider.on)
     assert again == result.evaluation
+
+
+def test_no_neighbour_is_faster_than_the_plan_told_of_its_mesh():
+    """What other meshes take at least is told once, whether it was solved as one or as a change."""
+    provider = Provider(cluster(8), layers=12)
+    found = search(provider, provider.on, SearchOptions(32))
+    assert found.choice is not None
+    told = {c.mesh.shape: c.step_seconds for c in found.alternatives}
+    assert found.choice.mesh.shape not in told
+    for near in found.neighbours:
+        if near.choice is not None and near.choice.mesh.shape in told:
+            assert told[near.choice.mesh.shape] <= near.choice.step_seconds * (1 + 1e-9)
+    others = [n.choice for n in found.neighbours if n.choice is not None]
+    slowest = max(told.values(), default=0.0)
+    for choice in others:
+        if choice.mesh.shape not in told and choice.mesh.shape != found.choice.mesh.shape:
+            assert choice.step_seconds >= slowest * (1 - 1e-9)

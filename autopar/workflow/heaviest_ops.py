@@ -1,0 +1,69 @@
+"""The ops of a plan that take the longest, and what limits each: its roofline class."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autopar.axis import Axis
+from autopar.passes.analysis.roofline import roofline
+from autopar.placement import Placement
+from autopar.search.result import Choice
+from autopar.workflow.model_costs import ModelCosts
+
+MOST = 5
+
+
+@dataclass(frozen=True)
+class HeavyOp:
+    """An op of a kind of block (`block` names the first of them). `count`: such blocks on the rank
+    that has the most; `seconds`: of that rank's step, forward and backward, without what runs
+    again; `bound`: compute, memory, launch or communication."""
+
+    op: str
+    module: str
+    block: str
+    count: int
+    bound: str
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def heaviest_ops(costs: ModelCosts, choice: Choice) -> tuple[HeavyOp, ...]:
+    """At most `MOST` of them, the heaviest first. Calls of one op in one module, of one class, are
+    told together."""
+    mesh, chain = choice.mesh, choice.chain
+    over = costs.over(mesh.cp, mesh.tp, mesh.ep)
+    axis = Axis(mesh.tp, 1, costs.cluster, mesh.cp)
+    found = []
+    for kind, count in _blocks_of_a_rank(choice).items():
+        placed = chain.placements.get(kind, {})
+        boundary = Placement.parse(chain.boundary)
+        graph, _ = over.placed_graph(kind, mesh.tp, choice.microbatch, placed, boundary)
+        seconds: dict[tuple[str, str, str], float] = defaultdict(float)
+        for price in roofline(graph, axis):
+            own = price.cost.forward_seconds + price.cost.backward_seconds
+            if own and not price.trivial:
+                seconds[price.op, price.path, price.cost.bound] += own
+        times = count * choice.microbatches
+        found += [HeavyOp(*of, times * s) for of, s in _named(seconds, kind, count)]
+    return tuple(sorted(found, key=lambda op: (-op.seconds, op.block, op.module, op.op))[:MOST])
+
+
+def _named(
+    seconds: dict[tuple[str, str, str], float], kind: str, count: int
+) -> list[tuple[tuple[str, str, str, int, str], float]]:
+    return [((op, path, kind, count, bound), s) for (op, path, bound), s in seconds.items()]
+
+
+def _blocks_of_a_rank(choice: Choice) -> dict[str, int]:
+    """Of every kind of block: how many the rank has that has the most of them."""
+    kinds = {b.name: b.kind for b in choice.chain.blocks}
+    most: Counter[str] = Counter()
+    for rank in range(choice.mesh.pp):
+        parts = choice.setting.parts_of(rank)
+        most |= Counter(kinds[name] for part in parts for name in choice.stages[part].blocks)
+    return dict(most)
