@@ -144,7 +144,8 @@ class BestFirst:
         self.solved_meshes: set[Mesh] = set()
         self.count: Counter[str] = Counter()
         self.queue: list[_Entry] = []
-        # Zero-bubble waits for a plan: with one most of it can be left out at a glance.
+        # Schedules in which parts take turns wait for a plan: there is one soon, to be returned if
+        # the search is interrupted, and most of these can be left out at a glance.
         self.later: list[_Entry] = []
         self.queue_left = False
         self.interrupted = False
@@ -191,7 +192,7 @@ class BestFirst:
                 self.count["pruned by memory floor"] += 1
                 return
         tie = self._tie(index, alternative)
-        waits = setting.divided and stage is Stage.OPTIMISTIC
+        waits = setting.in_turns and stage is Stage.OPTIMISTIC
         queue = self.later if waits else self.queue
         heapq.heappush(queue, _Entry(seconds, tie, index, alternative, stage))
 
@@ -225,12 +226,12 @@ class BestFirst:
                 return min(best, first.bound)
             heapq.heappop(self.queue)
             explored += 1
-            if progress and explored % 10 == 1:
-                seconds = best if self.best else None
-                least = min([first.bound, *(e.bound for e in self.later[:1])])
-                waiting = len(self.queue) + len(self.later)
-                progress(Progress(explored, waiting, seconds, least))
             try:
+                if progress and explored % 10 == 1:
+                    seconds = best if self.best else None
+                    least = min([first.bound, *(e.bound for e in self.later[:1])])
+                    waiting = len(self.queue) + len(self.later)
+                    progress(Progress(explored, waiting, seconds, least))
                 self._step(first, best)
             except KeyboardInterrupt:
                 # What was being looked at is looked at again by none: its bound still counts.

@@ -101,7 +101,8 @@ def test_cuts_by_work_are_legal_and_beside_the_near_even_ones(layers, pp, chunks
         assert (found[:, 0] == 0).all()
         assert (found[:, -1] == layers).all()
         even = legal_cuts(chain.cutting, pp, chunks, schedule == "zbv")
-        assert {r.tobytes() for r in even} <= {r.tobytes() for r in found}
+        both = {r.tobytes() for r in even} & {r.tobytes() for r in found}
+        assert len(both) >= min(len(even), looking.MOST_EVEN)
 
 
 def test_they_hold_what_balances_unlike_blocks():

@@ -310,3 +310,20 @@ def test_no_neighbour_is_faster_than_the_plan_told_of_its_mesh():
     for choice in others:
         if choice.mesh.shape not in told and choice.mesh.shape != found.choice.mesh.shape:
             assert choice.step_seconds >= slowest * (1 - 1e-9)
+
+
+def test_ctrl_c_while_progress_is_shown_returns_the_best_plan_so_far():
+    provider = Provider(cluster(8), layers=12)
+    seen = []
+
+    def interrupt(state):
+        if state.best_seconds is not None and not seen:
+            seen.append(state)
+            raise KeyboardInterrupt
+
+    found = search(provider, provider.on, SearchOptions(32), progress=interrupt)
+    if not seen:
+        pytest.skip("a plan was proven before progress was shown again")
+    assert found.choice is not None and found.bound_step_seconds is not None
+    assert found.bound_step_seconds <= found.choice.step_seconds <= seen[0].best_seconds
+    assert any("interrupted" in note for note in found.notes)

@@ -95,7 +95,9 @@ class _Looking:
             weights = np.arange(1.0, len(chosen) + 1) ** -0.7
             self._look_at(self._legal(children(self.edges[chosen], CHILDREN, weights, at, draw)))
             idle = idle + 1 if self.best > best * (1 - GAIN) else 0
-            if idle == IDLE or self.left <= 0 or (idle and self.left <= self.half):
+            # Of alike blocks there is little to find.
+            enough = self.work.alike or self.left <= self.half
+            if idle == IDLE or self.left <= 0 or (idle and enough):
                 break
 
     def _order(self) -> Ints:
