@@ -232,9 +232,9 @@ def _explanation(costs: ModelCosts, choice: Choice, seconds: dict[str, float]) -
         cp_placements=chain.cp_placements,
         ep=ep,
     )
+    heaviest = heaviest_ops(costs, choice)
     seconds["explain"] = time.perf_counter() - start
     experts, hidden = costs.experts if ep > 1 else 0, hidden_part(chain)
-    heaviest = heaviest_ops(costs, choice)
     return Explanation(formula, confirmed, experts, hidden, copies_part(choice), heaviest)
 
 

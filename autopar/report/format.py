@@ -1,4 +1,4 @@
-"""Numbers that only the report needs: fractions, amounts of work, counted words."""
+"""Numbers that only the report needs: fractions, ratios, amounts of work, counted words."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ def percent_text(fraction: float) -> str:
     if 0 < abs(fraction) < 0.0005:
         return "<0.1 %"
     return f"{fraction * 100:.1f} %"
+
+
+def relative_text(ratio: float) -> str:
+    """`1.08` -> `8.0 % slower`."""
+    if abs(ratio - 1) < 5e-4:
+        return "equally fast"
+    if ratio >= 2:
+        return f"{ratio:.1f}× as long"
+    return f"{percent_text(abs(ratio - 1))} {'slower' if ratio > 1 else 'faster'}"
 
 
 def count_text(value: float) -> str:

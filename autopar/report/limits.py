@@ -9,7 +9,7 @@ from autopar.interleaving import DIVIDED
 from autopar.plan_document import Plan
 from autopar.report.expert_words import copies_sentence, expert_sentence
 from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts, mesh_text
-from autopar.report.format import percent_text, plural
+from autopar.report.format import percent_text, plural, relative_text
 from autopar.report.order_words import order_sentence
 from autopar.report.reruns import rerun_rows
 from autopar.report.sequence_words import sequence_sentence
@@ -261,12 +261,3 @@ def cost_text(facts: Facts, other: Mapping[str, Any]) -> str:
         if ratio is not None:
             parts[0] += f", {relative_text(ratio)}"
     return "; ".join([*parts, *([why] if why else [])])
-
-
-def relative_text(ratio: float) -> str:
-    """`1.08` -> `8.0 % slower`."""
-    if abs(ratio - 1) < 5e-4:
-        return "equally fast"
-    if ratio >= 2:
-        return f"{ratio:.1f}× as long"
-    return f"{percent_text(abs(ratio - 1))} {'slower' if ratio > 1 else 'faster'}"

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-CHANGED = "One decision changed; cuts, placements and recomputation chosen anew:"
-
-
 def show(plan: Plan, pictures: Sequence[BlockPicture] = ()) -> Group:
     """Everything about the plan, for `rich.print`. Pictures replace graph names by module names."""
     from rich.console import Group
@@ -64,7 +61,7 @@ def explain(plan: Plan) -> str:
     for title, sentences in (
         ("Heaviest ops, on the rank that has the most of them:", heaviest(plan)),
         ("Why this one:", others(plan)),
-        (CHANGED, neighbours(plan)),
+        ("One decision changed; cuts, placements and recomputation chosen anew:", neighbours(plan)),
     ):
         if sentences:
             lines += ["", title, *(f"  - {sentence}" for sentence in sentences)]

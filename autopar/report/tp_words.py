@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autopar.plan_document import Plan
 from autopar.report.facts import Facts
-from autopar.report.format import percent_text
+from autopar.report.format import relative_text
 from autopar.units import format_seconds
 
 
@@ -44,9 +44,8 @@ def _price(facts: Facts, tp: int) -> str:
             if other.get("fits") is False:
                 return f" TP {tp} does not fit in memory."
             if ratio:
-                slower = percent_text(abs(ratio - 1))
-                word = "slower" if ratio >= 1 else "faster"
-                return f" TP {tp}: {format_seconds(other['step_seconds'])}, {slower} {word}."
+                seconds = format_seconds(other["step_seconds"])
+                return f" TP {tp}: {seconds}, {relative_text(ratio)}."
     return ""
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
@@ -123,6 +123,19 @@ def _solve_gathered(
     if plain is not None:
         given = {**given, "cutoff": plain.objective * (1 - TIE)}
     return gathered.solve(chain, setting, limit, **given) or plain
+
+
+def keep_fastest(known: dict[Mesh, Choice], choice: Choice) -> None:
+    """Note a plan, if it is the fastest of its mesh shape."""
+    old = known.get(choice.mesh.shape)
+    if old is None or choice.step_seconds < old.step_seconds:
+        known[choice.mesh.shape] = choice
+
+
+def fastest_others(known: Mapping[Mesh, Choice], own: Mesh, wanted: int) -> list[Choice]:
+    """Those of other mesh shapes than one's own, fastest first."""
+    others = (choice for mesh, choice in known.items() if mesh != own)
+    return sorted(others, key=lambda c: c.step_seconds)[:wanted]
 
 
 class BestFirst:
@@ -347,13 +360,8 @@ class BestFirst:
         known: dict[Mesh, Choice] = {}
         own = self.best.mesh.shape
 
-        def keep(choice: Choice) -> None:
-            old = known.get(choice.mesh.shape)
-            if old is None or choice.step_seconds < old.step_seconds:
-                known[choice.mesh.shape] = choice
-
         for choice in self.solved.values():
-            keep(choice)
+            keep_fastest(known, choice)
         solves = waits = 0
         while self.queue and solves < OTHER_SOLVES:
             entry = heapq.heappop(self.queue)
@@ -375,6 +383,5 @@ class BestFirst:
                 cutoff = min(cutoff, ranked[wanted - 1])
             found = self._near(entry, cutoff)
             if found is not None:
-                keep(found)
-        known.pop(own, None)
-        return sorted(known.values(), key=lambda c: c.step_seconds)[:wanted]
+                keep_fastest(known, found)
+        return fastest_others(known, own, wanted)

@@ -17,7 +17,7 @@ from autopar.cost.evaluate import Evaluation, assert_agrees, evaluate
 from autopar.cost.setting import Setting
 from autopar.errors import PassError, UsageError
 from autopar.search import interleaved
-from autopar.search.best_first import TIE, BestFirst, Progress
+from autopar.search.best_first import TIE, BestFirst, Progress, fastest_others, keep_fastest
 from autopar.search.neighbours import neighbours
 from autopar.search.options import SearchOptions, check_pins
 from autopar.search.prices import Prices
@@ -148,12 +148,10 @@ def _best_of_meshes(
     """The fastest plans that are known of other mesh shapes, as many as there were: a neighbour may
     be faster than what was solved of its mesh."""
     known = {c.mesh.shape: c for c in alternatives}
-    for choice in (n.choice for n in beside if n.choice is not None):
-        old = known.get(choice.mesh.shape)
-        if old is None or choice.step_seconds < old.step_seconds:
-            known[choice.mesh.shape] = choice
-    known.pop(best.mesh.shape, None)
-    return sorted(known.values(), key=lambda c: c.step_seconds)[: len(alternatives)]
+    for near in beside:
+        if near.choice is not None:
+            keep_fastest(known, near.choice)
+    return fastest_others(known, best.mesh.shape, len(alternatives))
 
 
 def _with_reason(other: Choice, best: Evaluation) -> Choice:

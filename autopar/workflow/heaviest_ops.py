@@ -49,14 +49,11 @@ def heaviest_ops(costs: ModelCosts, choice: Choice) -> tuple[HeavyOp, ...]:
             if own and not price.trivial:
                 seconds[price.op, price.path, price.cost.bound] += own
         times = count * choice.microbatches
-        found += [HeavyOp(*of, times * s) for of, s in _named(seconds, kind, count)]
+        found += [
+            HeavyOp(op, path, kind, count, bound, times * own)
+            for (op, path, bound), own in seconds.items()
+        ]
     return tuple(sorted(found, key=lambda op: (-op.seconds, op.block, op.module, op.op))[:MOST])
-
-
-def _named(
-    seconds: dict[tuple[str, str, str], float], kind: str, count: int
-) -> list[tuple[tuple[str, str, str, int, str], float]]:
-    return [((op, path, kind, count, bound), s) for (op, path, bound), s in seconds.items()]
 
 
 def _blocks_of_a_rank(choice: Choice) -> dict[str, int]:

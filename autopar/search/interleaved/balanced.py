@@ -20,8 +20,15 @@ from autopar.cost.wavefronts import seconds_of_many
 from autopar.interleaving import DIVIDED, V_SHAPED
 from autopar.search.chain import Cutting, Floats, Ints, sums_before
 from autopar.search.interleaved.cuts import legal, legal_cuts
-from autopar.search.interleaved.moves import at_shares, children, neighbours, numbers, places
-from autopar.search.interleaved.times import between, by_rank, ranks_ahead
+from autopar.search.interleaved.moves import (
+    at_shares,
+    children,
+    distinct,
+    neighbours,
+    numbers,
+    places,
+)
+from autopar.search.interleaved.times import between, busy_at_least, by_rank
 from autopar.search.interleaved.work import Work
 
 # Cuts so much slower than the best one are kept, up to so many of them.
@@ -136,21 +143,20 @@ class _Looking:
 
     def _least(self, edges: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
         """[candidates]: what they take at least (as `times.least_busy`), and the end of a step."""
-        parts = forward + backward
-        busy = self.work.microbatches * by_rank(parts, self.pp, turns=self.turns)
+        given = self.pp, self.work.microbatches
+        busy = busy_at_least(forward + backward, *given, turns=self.turns)
         ends = by_rank(between(self.end, edges), self.pp, turns=self.turns).max(axis=1, initial=0)
-        most = (ranks_ahead(parts, self.pp) + busy).max(axis=1, initial=0)
-        return np.asarray(most + ends), ends.astype(float)
+        return np.asarray(busy.max(axis=1, initial=0) + ends), ends.astype(float)
 
     def _new(self, edges: Ints, least: Floats) -> Ints:
         """Of those that take `least` and may be near the best the first that are not known."""
         chosen = np.flatnonzero(least < self.best * (1 + WORTH))
         chosen = chosen[np.argsort(least[chosen], kind="stable")]
+        chosen = chosen[distinct(edges[chosen])]
         keys = numbers(edges[chosen])
-        _, first = np.unique(keys, return_index=True)
-        first = np.sort(first[~np.isin(keys[first], self.seen)])[: min(self.at_once, self.left)]
-        self.seen = np.concatenate([self.seen, keys[first]])
-        return np.asarray(chosen[first])
+        new = np.flatnonzero(~np.isin(keys, self.seen))[: min(self.at_once, self.left)]
+        self.seen = np.concatenate([self.seen, keys[new]])
+        return np.asarray(chosen[new])
 
     def _seconds(self, edges: Ints) -> tuple[Floats, Floats, Floats]:
         """[candidates, parts]: forward, backward, and what of that is for weights."""

@@ -24,8 +24,12 @@ STEPS = np.array([-3, -2, -2, *[-1] * 7, *[1] * 7, 2, 2, 3])
 
 def numbers(edges: Ints) -> Ints:
     """[candidates]: one for each, the same for equal ones alone (but by a chance of 2 ** -64)."""
-    name = np.random.default_rng(0).integers(1, 2**62, edges.shape[1])
-    return np.asarray(edges @ name)
+    return np.asarray(edges @ _factors(edges.shape[1]))
+
+
+@lru_cache(maxsize=256)
+def _factors(columns: int) -> Ints:
+    return np.random.default_rng(0).integers(1, 2**62, columns)
 
 
 def distinct(edges: Ints) -> Ints:

@@ -154,8 +154,13 @@ def least_makespan(parts: Floats, setting: Setting) -> Floats:
 
 def least_busy(parts: Floats, setting: Setting) -> Floats:
     """[candidates, ranks]: seconds from the start of a step to the end of a rank, at least."""
-    ahead = ranks_ahead(parts, setting.mesh.pp)
-    return np.asarray(ahead + setting.microbatches * over_ranks(parts, setting))
+    turns = bool(setting.turns)
+    return busy_at_least(parts, setting.mesh.pp, setting.microbatches, turns=turns)
+
+
+def busy_at_least(parts: Floats, pp: int, microbatches: int, *, turns: bool) -> Floats:
+    """`least_busy`; `turns`: the parts make a V."""
+    return np.asarray(ranks_ahead(parts, pp) + microbatches * by_rank(parts, pp, turns=turns))
 
 
 def forward_seconds(chain: Chain, setting: Setting) -> Floats:
