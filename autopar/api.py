@@ -33,13 +33,11 @@ from autopar.search.best_first import Progress
 from autopar.search.enumerate import search
 from autopar.search.infeasible import explain_infeasible, infeasible_error
 from autopar.search.options import Pins, SearchOptions, parse_pins
-from autopar.search.result import Choice
 from autopar.units import parse_bytes
-from autopar.workflow.activation_formula import activation_formula
+from autopar.workflow.explanation import Explanation, explanation
 from autopar.workflow.forced_pins import with_forced_pins
-from autopar.workflow.heaviest_ops import heaviest_ops
 from autopar.workflow.model_costs import ModelCosts
-from autopar.workflow.outcome import Explanation, Outcome, build_plan, copies_part, hidden_part
+from autopar.workflow.outcome import Outcome, build_plan
 from autopar.workflow.prepare import prepare
 from autopar.workflow.world import decide_on_first_rank, world_cluster, world_size
 
@@ -208,34 +206,10 @@ def search_program(
         return Outcome(None, result, program, seconds)
     flops = costs.flops_per_sample(result.choice.microbatch)
     kinds, notes = costs.blocks.kinds, costs.all_notes()
-    more = _explanation(costs, result.choice, seconds) if explain else Explanation()
+    more = explanation(costs, result.choice, seconds) if explain else Explanation()
     known_of = program, cluster, result, sizes, global_batch_size, kinds, flops, seconds, notes
     found = build_plan(*known_of, more, options.spare_experts)
     return Outcome(found, result, program, seconds)
-
-
-def _explanation(costs: ModelCosts, choice: Choice, seconds: dict[str, float]) -> Explanation:
-    """A second solver's word on the chosen placements, what the repeated block keeps, and the
-    heaviest ops."""
-    start = time.perf_counter()
-    chain, tp, cp, ep = choice.chain, choice.mesh.tp, choice.mesh.cp, choice.mesh.ep
-    confirmed = costs.over(cp, tp, ep).confirm(chain, tp, choice.microbatch)
-    sizes = {**costs.sizes, "batch": choice.microbatch}
-    formula = activation_formula(
-        costs.program,
-        costs.blocks,
-        chain.placements,
-        chain.boundary,
-        tp,
-        sizes,
-        cp=cp,
-        cp_placements=chain.cp_placements,
-        ep=ep,
-    )
-    heaviest = heaviest_ops(costs, choice)
-    seconds["explain"] = time.perf_counter() - start
-    experts, hidden = costs.experts if ep > 1 else 0, hidden_part(chain)
-    return Explanation(formula, confirmed, experts, hidden, copies_part(choice), heaviest)
 
 
 def model_costs(

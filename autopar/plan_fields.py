@@ -53,6 +53,13 @@ def amount(name: str, value: Any) -> float:
     return float(value)
 
 
+def change(name: str, value: Any) -> int:
+    """A whole number of either sign."""
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > LARGEST:
+        raise wrong(name, value, "a whole number")
+    return value
+
+
 def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise wrong(name, value, "true or false")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autopar.plan_fields import amount, count, entries, flag, items, text, told
+from autopar.plan_fields import amount, change, count, entries, flag, items, text, told
 
 
 def predictions(name: str, value: Any) -> dict[str, Any]:
@@ -26,6 +26,7 @@ def predictions(name: str, value: Any) -> dict[str, Any]:
             "recipes": lambda n, v: items(n, v, _other_plan),
             "neighbours": lambda n, v: items(n, v, _other_plan),
             "activation_formula": _formula,
+            "memory_formulas": _memory_formulas,
             "heaviest_ops": lambda n, v: items(n, v, _heavy_op),
             "tp_links": lambda n, v: items(n, v, _link),
             "experts": count,
@@ -59,6 +60,21 @@ def _formula(name: str, value: Any) -> dict[str, Any]:
         value,
         {"block": text, "activations": text, "count": count, "bytes": amount, "values": _counts},
     )
+
+
+def _memory_formulas(name: str, value: Any) -> dict[str, Any]:
+    return told(
+        name,
+        value,
+        {
+            **{"rank": count, "live": lambda n, v: items(n, v, count), "values": _counts},
+            "terms": lambda n, v: entries(n, v, lambda k, parts: items(k, parts, _memory_part)),
+        },
+    )
+
+
+def _memory_part(name: str, value: Any) -> dict[str, Any]:
+    return told(name, value, {"text": text, "bytes": change})
 
 
 def _heavy_op(name: str, value: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from autopar.block_cost import BlockCost, tie_groups
 from autopar.cluster import Cluster
-from autopar.cost.chunked_moment import chunked_memory
+from autopar.cost.chunked_moment import ChunkPhase, chunked_memory
 from autopar.cost.divided_moment import divided_memory
 from autopar.cost.expert_copies import COPIED_OVER, expert_copies_seconds
 from autopar.cost.fullest_moment import stage_memory
@@ -83,6 +83,7 @@ class Evaluation:
     schedule: str
     chunks: int = 1
     part_weights: tuple[float, ...] = ()
+    at_backward: tuple[tuple[ChunkPhase, ...], ...] = ()
 
     @property
     def stage_forward(self) -> tuple[float, ...]:
@@ -201,30 +202,33 @@ def _memory(
     setting: Setting,
 ) -> tuple[StageMemory, ...]:
     """Of every stage, at the fullest of the moments that its walk has met."""
-    names = {n: label for p in parts for n, label in p.recomputed.items()}
-    edges = [0, *accumulate(len(p.blocks) for p in parts)]
-    spans = list(pairwise(edges))
-    if not setting.in_turns:
-        counts = [[phase.live[0] for phase in walk.at_backward] for walk in walks]
-        return tuple(
-            stage_memory(
-                *(blocks, *spans[i], names, i, setting, Phase.fullest(counts[i])),
-                kept=parts[i].keep_gathered,
-            )
-            for i in range(len(walks))
-        )
-    early = waiting(setting.schedule, setting.mesh.pp, setting.microbatches)
-    of_rank = divided_memory if setting.divided else chunked_memory
     return tuple(
-        of_rank(
-            blocks,
-            [spans[part] for part in setting.parts_of(i)],
-            names,
-            dict.fromkeys(walk.at_backward),
-            early,
-            setting,
-        )
-        for i, walk in enumerate(walks)
+        rank_memory(i, walk.at_backward, parts, blocks, setting) for i, walk in enumerate(walks)
+    )
+
+
+def rank_memory(
+    rank: int,
+    at_backward: Sequence[ChunkPhase],
+    parts: Sequence[StagePlan],
+    blocks: Sequence[BlockCost],
+    setting: Setting,
+) -> StageMemory:
+    """Of one stage, at the fullest of these moments of a step, or at its end."""
+    names = {n: label for p in parts for n, label in p.recomputed.items()}
+    spans = list(pairwise([0, *accumulate(len(p.blocks) for p in parts)]))
+    if not setting.in_turns:
+        phases = Phase.fullest([phase.live[0] for phase in at_backward])
+        kept = parts[rank].keep_gathered
+        return stage_memory(blocks, *spans[rank], names, rank, setting, phases, kept)
+    of_rank = divided_memory if setting.divided else chunked_memory
+    return of_rank(
+        blocks,
+        [spans[part] for part in setting.parts_of(rank)],
+        names,
+        dict.fromkeys(at_backward),
+        waiting(setting.schedule, setting.mesh.pp, setting.microbatches),
+        setting,
     )
 
 
@@ -311,4 +315,5 @@ def _whole(
         schedule=setting.schedule,
         chunks=setting.chunks,
         part_weights=weights,
+        at_backward=tuple(tuple(w.at_backward) for w in walks),
     )

@@ -40,6 +40,7 @@ class Facts:
     recipes: tuple[Mapping[str, Any], ...]
     neighbours: tuple[Mapping[str, Any], ...]
     activation_formula: Mapping[str, Any]
+    memory_formulas: Mapping[str, Any]
     heaviest_ops: tuple[Mapping[str, Any], ...]
     tp_links: tuple[Mapping[str, Any], ...]
     experts: int
@@ -64,6 +65,7 @@ class Facts:
             tuple(p.get("recipes") or ()),
             tuple(p.get("neighbours") or ()),
             p.get("activation_formula") or {},
+            p.get("memory_formulas") or {},
             tuple(p.get("heaviest_ops") or ()),
             tuple(p.get("tp_links") or ()),
             int(p.get("experts") or 0),

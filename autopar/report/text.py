@@ -11,6 +11,7 @@ from autopar.report.expert_words import expert_part
 from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts, mesh_text
 from autopar.report.format import count_text, percent_text, plural
 from autopar.report.limits import cost_text, limits, neighbours, others, proof
+from autopar.report.memory_words import memory_lines, memory_title
 from autopar.report.op_words import heaviest
 from autopar.report.placements import block_words
 from autopar.report.reruns import recomputed_text, rerun_rows
@@ -59,6 +60,7 @@ def explain(plan: Plan) -> str:
     lines = [f"{plan.model} on {plan.cluster}: {headline(plan)}.", "", "What limits it:"]
     lines += [f"  - {sentence}" for sentence in told]
     for title, sentences in (
+        (memory_title(plan), memory_lines(plan)),
         ("Heaviest ops, on the rank that has the most of them:", heaviest(plan)),
         ("Why this one:", others(plan)),
         ("One decision changed; cuts, placements and recomputation chosen anew:", neighbours(plan)),

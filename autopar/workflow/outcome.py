@@ -9,7 +9,6 @@ from autopar.block_cost import ChainCost
 from autopar.cluster import Cluster
 from autopar.cost.block_moment import gathered_bytes
 from autopar.cost.evaluate import evaluate
-from autopar.cost.expert_copies import COPIED_OVER, expert_copies_seconds
 from autopar.cost.fullest_moment import rooted
 from autopar.cost.setting import PRECISION
 from autopar.cost.stage_walk import divided_seconds
@@ -17,26 +16,9 @@ from autopar.mesh import Mesh
 from autopar.plan_document import Plan
 from autopar.program import Program
 from autopar.search.result import Choice, SearchResult
-from autopar.workflow.activation_formula import ActivationFormula
-from autopar.workflow.heaviest_ops import HeavyOp
+from autopar.workflow.explanation import Explanation
 
 NOTES_SHOWN = 40
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What is found out about a chosen plan alone. `confirmed`: how many placement problems a
-    second solver found the same optimum for. `experts`: of a layer, where ep splits them;
-    `hidden`: the part of the seconds of their exchange that compute hides; `copies`: seconds of a
-    step in which copies of experts add up their gradients, on the rank where it takes longest.
-    `heaviest`: its heaviest ops."""
-
-    formula: ActivationFormula | None = None
-    confirmed: int = 0
-    experts: int = 0
-    hidden: float = 0.0
-    copies: float = 0.0
-    heaviest: tuple[HeavyOp, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,28 +65,6 @@ class Outcome:
         return document
 
 
-def hidden_part(chain: ChainCost) -> float:
-    """Of the seconds that rows travel between replicas, the part that compute hides; 0 for none."""
-    hidden = sum(b.hidden_ep for b in chain.blocks)
-    exposed = sum(b.forward_ep + b.backward_ep for b in chain.blocks)
-    return hidden / (hidden + exposed) if hidden else 0.0
-
-
-def copies_part(choice: Choice) -> float:
-    """Seconds in which copies of experts add up their gradients, were every spare slot one: of the
-    rank where it takes longest."""
-    costs, setting = {b.name: b for b in choice.chain.blocks}, choice.setting
-    return max(
-        sum(
-            expert_copies_seconds(costs[name], setting, axis)
-            for part in setting.parts_of(rank)
-            for name in choice.stages[part].blocks
-            for axis in COPIED_OVER
-        )
-        for rank in range(choice.mesh.pp)
-    )
-
-
 def build_plan(
     program: Program,
     cluster: Cluster,
@@ -115,7 +75,7 @@ def build_plan(
     flops_per_sample: float,
     seconds: dict[str, float],
     notes: tuple[str, ...],
-    more: Explanation = Explanation(),
+    more: Explanation,
     spare_experts: int = 0,
 ) -> Plan:
     """The plan of a search that found one. `flops_per_sample`: forward and backward of one sample,
@@ -144,28 +104,12 @@ def build_plan(
         kinds=kinds,
         sizes=bound,
         reruns=choice.reruns,
-        predicted=_explained(
-            _predictions(result, choice, cluster, bound, global_batch, flops_per_sample, seconds),
-            more,
+        predicted=more.into(
+            _predictions(result, choice, cluster, bound, global_batch, flops_per_sample, seconds)
         ),
         notes=tuple(dict.fromkeys((*notes, *result.notes)))[:NOTES_SHOWN],
     )
     return plan.predicted_by_decisions()
-
-
-def _explained(predictions: dict[str, Any], more: Explanation) -> dict[str, Any]:
-    if more.formula:
-        predictions["activation_formula"] = more.formula.to_dict()
-    if more.experts:
-        predictions["experts"] = more.experts
-    if more.hidden:
-        predictions["experts_hidden"] = more.hidden
-    if more.copies:
-        predictions["copies_seconds"] = more.copies
-    if more.heaviest:
-        predictions["heaviest_ops"] = [op.to_dict() for op in more.heaviest]
-    predictions["search"]["placements_confirmed"] = more.confirmed
-    return predictions
 
 
 def _links(cluster: Cluster) -> list[dict[str, Any]]:
