@@ -94,6 +94,7 @@ class BlockCost:
     are in none of the others. `experts`: those of `parameters` that ep splits; `spare_over_tp`:
     trainable elements of spare slots of experts that tp splits. `shapes`: of the
     trainable parameters on this tp rank; none where they are not known, as in a bound.
+    `recomputed`: whether the block is recomputed, whole, where that is no choice.
     """
 
     name: str
@@ -134,6 +135,7 @@ class BlockCost:
     hidden_ep: float = 0.0
     experts: Experts = Experts()
     spare_over_tp: int = 0
+    recomputed: bool | None = None
 
     @property
     def tied_parameters(self) -> int:
@@ -146,11 +148,13 @@ class BlockCost:
     @property
     def options(self) -> tuple[PartialRecompute, ...]:
         """All ways to recompute the block, whole last."""
+        if self.recomputed is False:
+            return ()
         rebuilt = max(0, self.saved_bytes - self.saved_input_bytes)
         whole = PartialRecompute(
             FULL, (), self.forward_compute, self.forward_comm, self.input_bytes, rebuilt
         )
-        return *self.partial, whole
+        return (whole,) if self.recomputed else (*self.partial, whole)
 
     def option(self, label: str) -> PartialRecompute:
         """The way to recompute the block that has this label."""
@@ -159,7 +163,7 @@ class BlockCost:
     @property
     def least_kept(self) -> int:
         """Bytes kept per micro-batch, recomputed in whatever way or not."""
-        return min(self.saved_bytes, *(o.kept for o in self.options))
+        return min([self.saved_bytes, *(o.kept for o in self.options)])
 
     @property
     def forward(self) -> float:

@@ -30,6 +30,7 @@ from autopar.search.bounds import bound, cut_seconds
 from autopar.search.chain import Chain
 from autopar.search.options import SearchOptions, stage_starts
 from autopar.search.prices import Prices
+from autopar.search.recompute_pin import recompute_mode
 from autopar.search.reshard_pin import kept_gathered
 from autopar.search.result import Choice
 from autopar.search.shard_degrees import end_gain, families, undominated
@@ -146,7 +147,7 @@ class BestFirst:
     ) -> None:
         self.prices, self.limit = prices, limit
         pins = options.pins
-        self.recompute = pins.recompute or "auto"
+        self.recompute = recompute_mode(pins)
         self.free = self.recompute == "auto"
         self.boundary = pins.boundary
         self.starts = stage_starts(pins, prices.provider.block_names)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.block_cost import BlockCost, tie_groups
+from autopar.block_cost import FULL, BlockCost, tie_groups
 from autopar.cost.fullest_moment import kind_of
 from autopar.cost.setting import Setting
 from autopar.cost.step import BlockTimes, block_times, extra_seconds, tied_seconds
@@ -53,6 +53,11 @@ class Columns:
     memory: MomentTables
     microbatches: int
     legal: NDArray[np.bool_]
+
+    def whole(self, get: Callable[[Way], float]) -> Floats:
+        """`get` of every block's way to be recomputed whole, 0 where it has none."""
+        of_sort = {way.sort: get(way) for way in self.ways if way.label == FULL}
+        return np.array([of_sort.get(int(sort), 0) for sort in self.which], np.float64)
 
     @property
     def blocks(self) -> int:

@@ -22,6 +22,7 @@ from autopar.search.neighbours import neighbours
 from autopar.search.options import SearchOptions, check_pins
 from autopar.search.prices import Prices
 from autopar.search.recipes import recipes
+from autopar.search.recompute_pin import named_blocks
 from autopar.search.result import Choice, Neighbour, RecipeScore, SearchResult
 from autopar.search.space import cp_degrees, legal_degrees, settings, uneven_chunks
 from autopar.units import format_seconds
@@ -106,7 +107,7 @@ def search(
     begin = time.perf_counter()
     found, notes = legal_settings(provider, cluster, options)
     limit = options.limit(cluster)
-    state = BestFirst(Prices(provider), found, options, limit)
+    state = BestFirst(Prices(provider, named_blocks(options.pins)), found, options, limit)
     deadline = begin + options.time_limit if options.time_limit is not None else None
     least = state.run(deadline, progress)
     if state.best and options.pins.chunks is None and not state.queue_left:

@@ -19,6 +19,7 @@ from autopar.search.enumerate import legal_settings, search
 from autopar.search.illegal_cuts import why_no_cut
 from autopar.search.options import Pins, SearchOptions
 from autopar.search.prices import Prices
+from autopar.search.recompute_pin import named_blocks
 from autopar.search.result import Infeasible, Relaxation, SearchResult
 from autopar.search.smallest_memory import smallest_memory
 from autopar.units import format_bytes
@@ -42,7 +43,7 @@ def explain_infeasible(
         return result
     begin = time.perf_counter()
     found = legal_settings(provider, cluster, options)[0]
-    known = Prices(provider)
+    known = Prices(provider, named_blocks(options.pins))
     smallest = smallest_memory(known, found, options)
     if smallest is None:
         blocks = known.optimistic(found[0]).blocks

@@ -232,7 +232,7 @@ class MomentTables:
         flight, most = self.flight - gain + again_kept, self.scratch
         for phase in self.phases[stage]:
             found = self.moments(phase)
-            again = np.where(kinds, found.again, NONE).max(axis=0)
+            again = np.where(kinds, found.again, NONE).max(axis=0, initial=NONE)
             fullest = np.maximum(np.minimum(flight + found.floor, found.plain), flight + again)
             most = np.maximum(most, self.fixed + (phase.in_flight - 1) * flight + fullest)
         return np.asarray(most)
@@ -340,9 +340,11 @@ class _Builder:
                 np.where(self.can(kind), given_back[1:] + kind[1], NONE) for kind in self.kinds
             ]
             if band is None:
-                return np.stack([busiest.everywhere(some) + end for some in beside])
+                found = [busiest.everywhere(some) + end for some in beside]
+                return np.array(found, np.int64).reshape(-1, *self.flight.shape)
             there = band(np.broadcast_to(end, self.flight.shape))
-            return np.stack([busiest.within(some, band) + there for some in beside])
+            found = [busiest.within(some, band) + there for some in beside]
+            return np.array(found, np.int64).reshape(-1, *there.shape)
 
         return Moments(np.asarray(plain), np.asarray(floor), again)
 

@@ -17,13 +17,13 @@ from autopar.interleaving import CHUNKED, DIVIDED, ONE_CHUNK, SCHEDULES, chunks_
 from autopar.mesh import ORDERS, order_refused
 from autopar.plan_document import BOUNDARY
 from autopar.search.block_names import check_block_names, names_of
+from autopar.search.recompute_pin import check_recompute, recompute_value, recomputes
 from autopar.search.reshard_pin import check_reshard, reshard_value
 from autopar.units import check_time_limit
 
 _NUMBERS = ("tp", "pp", "dp", "cp", "ep", "shard", "microbatch", "microbatches", "chunks")
 # Digits; no cluster has as many ranks.
 LONGEST_NUMBER = 12
-RECOMPUTE = ("none", "selective", "full")
 WEIGHTS = ("any", "split")
 
 
@@ -35,7 +35,8 @@ class Pins:
     stages of every pp rank (`autopar.interleaving`); `cuts`: the first block of every stage but the
     first (or of every stage). `weights`: `split` stores every weight matrix sliced over tp where a
     dim divides. `shard`: over how many replicas ZeRO shards;
-    fewer than all of them is hybrid sharding. `reshard`: of ZeRO-3's blocks those whose parameters
+    fewer than all of them is hybrid sharding. `recompute`: which blocks are recomputed
+    (`search.recompute_pin`). `reshard`: of ZeRO-3's blocks those whose parameters
     are resharded after every forward (`search.reshard_pin`).
     `order`: which axes neighbour ranks, one of `autopar.mesh.ORDERS`.
     """
@@ -48,7 +49,7 @@ class Pins:
     microbatches: int | None = None
     schedule: str | None = None
     chunks: int | None = None
-    recompute: str | None = None
+    recompute: str | tuple[str, ...] | None = None
     boundary: str | None = None
     weights: str | None = None
     cuts: tuple[str, ...] | None = None
@@ -155,6 +156,8 @@ def _value(name: str, text: str) -> object:
         return names_of(name, text)
     if name == "reshard":
         return reshard_value(text)
+    if name == "recompute":
+        return recompute_value(text)
     if name == "zero":
         _known("zero", text, ("0", "1", "2", "3"))
         return int(text)
@@ -173,8 +176,6 @@ def _value(name: str, text: str) -> object:
         _known("order", text, ORDERS)
     if name == "weights":
         _known("weights", text, WEIGHTS)
-    if name == "recompute":
-        _known("recompute", text, RECOMPUTE)
     return text
 
 
@@ -259,6 +260,7 @@ def check_pins(
     _check_order(pins)
     _check_shard(pins)
     check_reshard(pins, names)
+    check_recompute(pins, names)
     _check_batch(pins, global_batch)
 
 
@@ -330,8 +332,8 @@ def _check_chunks(pins: Pins, blocks: int) -> None:
 
 
 def _check_divided(pins: Pins) -> None:
-    recomputes = pins.recompute == "full"
-    if reason := zero_bubble.refused(zero=pins.zero or 0, ep=pins.ep or 1, recomputes=recomputes):
+    again = recomputes(pins)
+    if reason := zero_bubble.refused(zero=pins.zero or 0, ep=pins.ep or 1, recomputes=again):
         raise UsageError(
             f"schedule={pins.schedule} can't be pinned with that: {reason}",
             next_step="pin schedule=interleaved, or free the other",

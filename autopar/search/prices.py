@@ -15,6 +15,7 @@ from autopar.block_cost import (
 from autopar.cost.setting import Setting
 from autopar.errors import UsageError
 from autopar.search.chain import Chain
+from autopar.search.recompute_pin import pinned_chain
 
 _Key = tuple[int, int, int, int]
 
@@ -25,13 +26,15 @@ def _key(setting: Setting) -> _Key:
 
 
 class Prices:
-    """The provider's answers, indexed once, and the time spent waiting for them."""
+    """The provider's answers, indexed once, and the time spent waiting for them. `recomputed`:
+    names of the blocks that are recomputed, where that is pinned by name."""
 
-    def __init__(self, provider: CostProvider) -> None:
-        self.provider = provider
+    def __init__(self, provider: CostProvider, recomputed: frozenset[str] | None = None) -> None:
+        self.provider, self.recomputed = provider, recomputed
         self.seconds = 0.0
         self._alternatives: dict[_Key, Sequence[Alternative]] = {}
         self._sketches: dict[_Key, list[Chain]] = {}
+        self._unpinned: dict[tuple[_Key, int], ChainCost] = {}
         self._chains: dict[tuple[_Key, int], tuple[ChainCost, Chain]] = {}
         self._optimistic: dict[_Key, Chain] = {}
 
@@ -61,15 +64,22 @@ class Prices:
         return self._sketches[_key(setting)][number]
 
     def chain(self, setting: Setting, number: int) -> tuple[ChainCost, Chain]:
-        """The full price of an alternative."""
+        """The full price of an alternative, with what is pinned of its blocks."""
         key = _key(setting), number
         if key not in self._chains:
-            alternative = self._known(setting)[number]
-            begin = time.perf_counter()
-            cost = alternative.price()
-            self.seconds += time.perf_counter() - begin
+            cost = pinned_chain(self.unpinned(setting, number), self.recomputed)
             self._chains[key] = cost, Chain(cost.blocks, self.optimistic(setting))
         return self._chains[key]
+
+    def unpinned(self, setting: Setting, number: int) -> ChainCost:
+        """The full price of an alternative."""
+        key = _key(setting), number
+        if key not in self._unpinned:
+            alternative = self._known(setting)[number]
+            begin = time.perf_counter()
+            self._unpinned[key] = alternative.price()
+            self.seconds += time.perf_counter() - begin
+        return self._unpinned[key]
 
     def _over(self, setting: Setting) -> CostProvider:
         """The provider of the prices of a part of the sequence, and of the experts."""

@@ -125,7 +125,7 @@ class _Scorer:
             sketch = self.prices.sketch(setting, number)
             if bound(sketch, setting, sums=True).seconds >= cutoff:
                 continue
-            cost, _ = self.prices.chain(setting, number)
+            cost = self.prices.unpinned(setting, number)
             for full in (False, True):
                 yield _even(setting, cost, full=full)
 

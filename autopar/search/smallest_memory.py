@@ -26,6 +26,7 @@ from autopar.search.columns import Columns
 from autopar.search.options import SearchOptions, stage_starts
 from autopar.search.partition import Table, smallest_maximum
 from autopar.search.prices import Prices
+from autopar.search.recompute_pin import recompute_mode
 from autopar.search.reshard_pin import kept_gathered
 from autopar.search.result import Choice
 from autopar.search.stages import legal_intervals
@@ -39,7 +40,7 @@ def smallest_memory(
 ) -> Choice | None:
     """The plan whose fullest rank takes the fewest bytes; None when no cut is legal at all."""
     starts = stage_starts(options.pins, prices.provider.block_names)
-    recompute = options.pins.recompute or "auto"
+    recompute = recompute_mode(options.pins)
     # What is free to be kept gathered is not.
     kept = kept_gathered(options.pins, prices.provider.block_names) or frozenset()
     queue = [(bound(prices.optimistic(s), s).peak, s.zero, i, -1) for i, s in enumerate(settings)]

@@ -15,6 +15,7 @@ from autopar.cost.setting import Setting
 from autopar.interleaving import CHUNKED, DIVIDED, LOOPED, V_SHAPED, chunks_refused, refused
 from autopar.mesh import ORDERS, REPLICA, Mesh, order_refused
 from autopar.search.options import Pins, SearchOptions, cut_ranks, stage_starts
+from autopar.search.recompute_pin import recomputes
 from autopar.search.reshard_pin import needs_resharding
 
 # More micro-batch sizes than this are thinned out to powers of two.
@@ -247,7 +248,7 @@ def _in_turns(
         left_out["one micro-batch has nothing to interleave with"] += 1
         return []
     divided = [s for s in found if s in DIVIDED]
-    reason = zero_bubble.refused(ep=mesh.ep, recomputes=pins.recompute == "full")
+    reason = zero_bubble.refused(ep=mesh.ep, recomputes=recomputes(pins))
     if divided and reason:
         left_out[f"{' and '.join(divided)}: {reason}"] += 1
         found = [s for s in found if s not in DIVIDED]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -21,7 +20,7 @@ from autopar.block_cost import FULL
 from autopar.search import knapsack
 from autopar.search.band import Band
 from autopar.search.chain import Floats, Ints, counts_before, interval_sum
-from autopar.search.columns import Columns, Way
+from autopar.search.columns import Columns
 from autopar.search.knapsack_frontier import KnapsackFrontiers
 from autopar.search.moment_tables import NEVER
 from autopar.search.partition import (
@@ -98,9 +97,7 @@ def least_seconds(columns: Columns, recompute: str) -> Floats:
     """What every block adds to its stage, wherever it is, and at least."""
     if recompute != FULL:
         return columns.kept
-    full = {w.sort: w.extra for w in columns.ways if w.label == FULL}
-    extra: Floats = np.array([full[int(sort)] for sort in columns.which], np.float64)
-    return columns.kept + extra
+    return columns.kept + columns.whole(lambda way: way.extra)
 
 
 def targets(reach: Reach, cutoff: float) -> Iterator[tuple[float, Windows]]:
@@ -178,14 +175,12 @@ class _Search:
     ) -> None:
         self.columns, self.band = columns, Band(columns.blocks, windows.most)
         self.first = np.array(windows.first)
-        self.full = {w.sort: w for w in columns.ways if w.label == FULL}
         self.whole = recompute == FULL
         self.count_before = counts_before(columns.which)
         take = self.band
         seconds = take(columns.seconds)
         if self.whole:
-            extra = np.array([self.full[int(sort)].extra for sort in columns.which])
-            seconds = seconds + take(interval_sum(extra))
+            seconds = seconds + take(interval_sum(columns.whole(lambda way: way.extra)))
         fits = take(legal_intervals(columns, limit, starts)) & take.some
         # Bytes per micro-batch that recomputation has to free, for each stage, and those for each
         # item among the recomputed; the limit is compared in whole bytes.
@@ -197,10 +192,10 @@ class _Search:
         for i in range(columns.stages):
             self.need[i], asked[:, i] = memory.needs(i, int(np.floor(limit)), rows[i])
         if self.whole:
-            gain = np.array([self.full[int(sort)].gain for sort in columns.which], np.int64)
-            freed = take(interval_sum(gain))
+            gain = columns.whole(lambda way: way.gain).astype(np.int64)
+            freed, held = take(interval_sum(gain)), self._whole_kinds(len(memory.kinds))
             for i, r in enumerate(rows):
-                self.need[i] = self._whole_need(self.need[i], asked[:, i], r) - freed[r]
+                self.need[i] = memory.peaks(i, freed, held)[r] - int(np.floor(limit))
         ways = [w for w in columns.ways if recompute in (WHOLE if w.label == FULL else PARTIAL)]
         self.items = knapsack.items_of(ways, lambda way: asked[way.kind])
         self.frontiers = KnapsackFrontiers(self.items)
@@ -213,14 +208,14 @@ class _Search:
         self.batch = FIRST_BATCH
         self._relax(table)
 
-    def _whole_need(self, need: Ints, each: Ints, rows: slice) -> Ints:
-        """What a stage needs to be free when all of its blocks are recomputed whole."""
-        for kind, sorts in groupby(sorted(self.full.values(), key=_kind), key=_kind):
-            mine = [w.sort for w in sorts]
-            counts = self.count_before[:, mine].sum(axis=1)
-            held = (counts[self.band.stop] > counts[self.band.start])[rows]
-            need = np.maximum(need, np.where(held, each[kind], need))
-        return need
+    def _whole_kinds(self, kinds: int) -> NDArray[np.bool_]:
+        """[kind, interval]: where some block is recomputed whole in a way of this kind."""
+        found = np.zeros((kinds, *self.band.stop.shape), bool)
+        for way in self.columns.ways:
+            counts = self.count_before[:, way.sort]
+            if way.label == FULL:
+                found[way.kind] |= counts[self.band.stop] > counts[self.band.start]
+        return found
 
     def _interval(self, cell: Ints) -> tuple[Ints, Ints, Ints]:
         """Stage, first block and end of cells of the table."""
@@ -329,7 +324,8 @@ class _Search:
     def _ways(self, stage: int, start: int, stop: int) -> dict[int, str]:
         """How each recomputed block of a stage is: its first blocks free the most."""
         if self.whole:
-            return dict.fromkeys(range(start, stop), FULL)
+            sorts = {way.sort for way in self.columns.ways if way.label == FULL}
+            return {b: FULL for b in range(start, stop) if int(self.columns.which[b]) in sorts}
         _, left = self._knapsack((stage, stop - int(self.first[stage]) - 1, stop - start - 1))
         found = {}
         for block in range(start, stop):
@@ -376,10 +372,6 @@ def promising(table: Table, exact: NDArray[np.bool_], target: float) -> tuple[In
     bound = through if weight == 0 else through + weight * np.maximum(table.seconds, slowest)
     cells = np.array(np.nonzero(~exact & (bound < target)))
     return cells, bound[tuple(cells)]
-
-
-def _kind(way: Way) -> int:
-    return way.kind
 
 
 def legal_intervals(

@@ -138,7 +138,7 @@ def _smaller(one: BlockCost, two: BlockCost) -> BlockCost:
     least = {
         f.name: min(getattr(one, f.name), getattr(two, f.name))
         for f in fields(BlockCost)
-        if f.name not in ("name", "kind", "partial", "experts", "shapes")
+        if f.name not in ("name", "kind", "partial", "experts", "shapes", "recomputed")
     }
     least["partial"] = tuple(
         replace(a, compute=0.0, comm=0.0, kept=min(a.kept, b.kept), rebuilt=0)

@@ -63,7 +63,7 @@ def test_which_blocks_are_kept_gathered(text, kept):
         ("tp=2,tp=4", "pinned twice"),
         ("zero=4", "choose one of 0, 1, 2, 3"),
         ("schedule=1fb1", "did you mean 1f1b"),
-        ("recompute=some", "choose one of none, selective, full"),
+        ("recompute=ful", "choose one of none, selective, full"),
         ("boundary=foo", "boundary=foo is not known"),
         ("boundary=P", "give R, or S"),
     ],

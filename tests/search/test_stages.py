@@ -79,7 +79,7 @@ LLAMA = ((0.02, 4330), (0.04, 3650), (0.13, 2210), (0.45, 870), (0.62, 390))
 def choices(block: BlockCost, recompute: str) -> list[PartialRecompute | None]:
     """How a block may be recomputed, or None."""
     if recompute == "full":
-        return [block.option("full")]
+        return [block.option("full")] if block.options else [None]
     found = {"none": (), "selective": block.partial, "auto": block.options}[recompute]
     return [None, *found]
 

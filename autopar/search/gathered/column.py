@@ -38,10 +38,11 @@ def points(
     first."""
     kept = prices.sets(start, stop)
     seconds, end = _times(prices, start, stop, kept)
-    needs = StageMoments(prices.moments, stage, start, stop, kept).needs(limit)
+    moments = StageMoments(prices.moments, stage, start, stop, kept)
+    needs = moments.needs(limit)
     counts = _counts(prices, start, stop, kept)
     if prices.recompute == FULL:
-        least = seconds + _whole(prices, counts, needs)
+        least = seconds + _whole(prices, counts, moments, limit)
     else:
         least = seconds + _relaxed(prices, counts, needs)
     order = np.argsort(least, kind="stable")
@@ -116,16 +117,13 @@ def _counts(prices: Prices, start: int, stop: int, kept: Masks) -> Ints:
     return np.concatenate([whole[None, :] - mine, mine], axis=1)
 
 
-def _whole(prices: Prices, counts: Ints, needs: Needs) -> Floats:
+def _whole(prices: Prices, counts: Ints, moments: StageMoments, limit: int) -> Floats:
     """By set: seconds that recomputing everything adds; `inf` where it does not fit."""
-    ways = [*prices.whole, *prices.whole_kept]
-    freed = counts @ np.array([w.gain for w in ways], np.int64)
-    need = needs.least
-    for sort in range(prices.sorts):
-        if counts[0, sort] + counts[0, sort + prices.sorts]:
-            need = np.maximum(need, needs.each[prices.whole[sort].kind])
-    extra = counts @ np.array([w.extra for w in ways])
-    return np.asarray(np.where(need <= freed, extra, np.inf))
+    held = counts[:, [w.sort for w in prices.whole]]
+    freed = held @ np.array([w.gain for w in prices.whole], np.int64)
+    kinds = {w.kind for w, some in zip(prices.whole, held.T, strict=True) if some.any()}
+    extra = held @ np.array([w.extra for w in prices.whole])
+    return np.asarray(np.where(moments.peaks(freed, kinds) <= limit, extra, np.inf))
 
 
 def _relaxed(prices: Prices, counts: Ints, needs: Needs) -> Floats:

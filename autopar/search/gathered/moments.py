@@ -145,8 +145,9 @@ class StageMoments:
             each = np.maximum(each, np.where(found.again > NONE // 2, asked, NONE))
         return Needs(np.where(least > 0, least + self.again_kept, least), each + self.again_kept)
 
-    def peaks(self, freed: int, kinds: Collection[int]) -> Ints:
-        """Bytes with blocks recomputed that free `freed` per micro-batch and are of `kinds`."""
+    def peaks(self, freed: int | Ints, kinds: Collection[int]) -> Ints:
+        """Bytes with blocks recomputed that free `freed` per micro-batch (by set, or all the same)
+        and are of `kinds`."""
         flight = self.flight - freed + (self.again_kept if kinds else 0)
         most = np.full(len(self.fixed), self.scratch, np.int64)
         for phase in self.phases:

@@ -85,22 +85,16 @@ class Prices:
         end = self.resharded.end + interval_sum(ends) + first[:, None]
         kept = self.kept.kept
         if self.recompute == FULL:
-            extra = np.array([w.extra for w in self.whole], np.float64)[self.chain.which]
-            kept = kept + extra
+            kept = kept + self.resharded.whole(lambda way: way.extra)
         ended = self.resharded.ended + ends
         return replace(self.resharded, kept=kept, end=end, ended=ended)
 
     @cached_property
     def whole(self) -> list[Way]:
-        """Of every sort the way to recompute all of a block that is resharded: it hides more."""
-        found = {w.sort: w for w in self.resharded.ways if w.label == FULL}
-        return [found[sort] for sort in range(self.sorts)]
-
-    @cached_property
-    def whole_kept(self) -> list[Way]:
-        """The same of a block that is kept."""
-        found = {w.sort: w for w in self.kept.ways if w.label == FULL}
-        return [found[sort] for sort in range(self.sorts)]
+        """The ways to recompute all of a block; those of a kept block as in `items`."""
+        ways = list(self.resharded.ways)
+        ways += [replace(w, sort=w.sort + self.sorts) for w in self.kept.ways]
+        return [w for w in ways if w.label == FULL]
 
     @cached_property
     def items(self) -> knapsack.Items:

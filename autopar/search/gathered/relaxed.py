@@ -47,11 +47,11 @@ class Relaxed:
         self.freed = np.zeros_like(self.memory.flight)
         self.plain = band(prices.kept.seconds)
         if prices.recompute == FULL:
-            which = prices.chain.which
-            extra = np.array([w.extra for w in prices.whole])[which]
+            # Resharded: it hides more.
+            table = prices.resharded
+            extra = table.whole(lambda way: way.extra)
             self.plain = self.plain + band(interval_sum(extra))
-            gain = np.array([w.gain for w in prices.whole], np.int64)[which]
-            self.freed = band(interval_sum(gain))
+            self.freed = band(interval_sum(table.whole(lambda way: way.gain).astype(np.int64)))
 
     def seconds(self, stage: int, rows: slice) -> Floats:
         """Of the intervals in some rows; `inf` where nothing frees enough."""

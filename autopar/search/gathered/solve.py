@@ -171,7 +171,9 @@ class _Search:
     def _ways(self, point: Point, start: int) -> dict[int, str]:
         """How each recomputed block of a stage is: of alike ones the first blocks free the most."""
         if self.prices.recompute == FULL:
-            return dict.fromkeys(range(start, start + len(point.kept)), FULL)
+            sorts, which = {w.sort for w in self.prices.whole}, self.prices.chain.which
+            here = range(start, start + len(point.kept))
+            return {block: FULL for block in here if int(which[block]) in sorts}
         items, left, found = self.prices.items, list(point.taken), {}
         if not left:
             return {}

@@ -56,7 +56,7 @@ class ChunkTimes:
             exit=out,
             end=chain.seconds(times, lambda t: t.end_dp + t.end_tp + t.end_optimizer),
             end_first=chain.seconds(times, lambda t: t.end_first),
-            extra=chain.seconds(times, lambda t: t.extra),
+            extra=chain.seconds(times, lambda t: t.extra) * chain.ints(lambda b: bool(b.options)),
             tied=tuple(
                 (
                     chain.tied(group, lambda t: 1 if t.trainable else 0),
@@ -76,7 +76,7 @@ class ChunkTimes:
 
     def parts(self, edges: Ints, setting: Setting, *, full: bool = False) -> Floats:
         """[candidates, parts]: forward and backward of one micro-batch; `full`: with all blocks
-        recomputed."""
+        recomputed that can be."""
         before = sums_before(self.kept + self.extra) if full else self._kept
         # What is added where parts begin and end goes with the sums before their edges.
         left, begun = before[1:] + self.exit, before[:-1] - self.entry
