@@ -157,7 +157,7 @@ def _symbols(
     lengths = {
         v.shape[1] for v in tensors.values() if v.dim() >= 2 and v.shape[0] == sizes["batch"]
     }
-    if len(lengths) == 1:
+    if len(lengths) == 1 and any(map(_is_sequence, tensors.values())):
         sizes["sequence"] = int(next(iter(lengths)))
     for node in graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
@@ -168,6 +168,12 @@ def _symbols(
             if isinstance(size, torch.SymInt):
                 symbols.setdefault(label, size.node.expr)
     return symbols, sizes
+
+
+def _is_sequence(value: torch.Tensor) -> bool:
+    """Whether dim 1 counts positions: of [batch, sequence] of tokens, or of [batch, sequence,
+    width]; an image has channels there, and a row of numbers has features."""
+    return value.dim() == 3 or (value.dim() == 2 and not value.is_floating_point())
 
 
 def _trained(inputs: list[GraphInput], model: nn.Module) -> set[str]:

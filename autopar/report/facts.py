@@ -25,7 +25,8 @@ TIME_TERMS = {
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the search predicted; seconds, bytes, fractions. `None` where it said nothing."""
+    """What the search predicted; seconds, bytes, fractions. `None` where it said nothing.
+    `samples`: what is counted by the second, tokens where a sample is a sequence of them."""
 
     status: str
     step_seconds: float | None
@@ -46,6 +47,7 @@ class Facts:
     experts: int
     experts_hidden: float
     copies_seconds: float
+    samples: str
 
     @staticmethod
     def of(plan: Plan) -> Facts:
@@ -71,6 +73,7 @@ class Facts:
             int(p.get("experts") or 0),
             float(p.get("experts_hidden") or 0.0),
             float(p.get("copies_seconds") or 0.0),
+            "tokens" if "sequence" in plan.sizes else "samples",
         )
 
     @property

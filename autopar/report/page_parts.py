@@ -60,7 +60,11 @@ def _tiles(plan: Plan, facts: Facts) -> str:
     if facts.tokens_per_second_per_gpu is not None:
         whole = count_text(facts.tokens_per_second_per_gpu * plan.mesh.size)
         tiles.append(
-            ("tokens/s per GPU", count_text(facts.tokens_per_second_per_gpu), f"{whole} in all")
+            (
+                f"{facts.samples}/s per GPU",
+                count_text(facts.tokens_per_second_per_gpu),
+                f"{whole} in all",
+            )
         )
     if facts.mfu is not None:
         tiles.append(("MFU", percent_text(facts.mfu), "of the peak FLOP/s"))

@@ -144,7 +144,7 @@ def result_rows(facts: Facts) -> list[tuple[str, str]]:
     if facts.step_seconds is not None:
         rows.append(("step", format_seconds(facts.step_seconds)))
     if facts.tokens_per_second_per_gpu is not None:
-        rows.append(("tokens/s per GPU", count_text(facts.tokens_per_second_per_gpu)))
+        rows.append((f"{facts.samples}/s per GPU", count_text(facts.tokens_per_second_per_gpu)))
     if facts.mfu is not None:
         rows.append(("MFU", percent_text(facts.mfu)))
     if facts.peak_bytes is not None:

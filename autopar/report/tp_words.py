@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autopar.plan_document import Plan
-from autopar.report.facts import Facts
+from autopar.report.facts import Facts, mesh_text
 from autopar.report.format import relative_text
 from autopar.units import format_seconds
 
@@ -37,15 +37,18 @@ def tp_sentence(plan: Plan) -> str:
 
 
 def _price(facts: Facts, tp: int) -> str:
-    """What another degree would cost, where that was evaluated."""
-    for other in facts.neighbours:
-        if other.get("change") == f"TP {tp}":
-            ratio = facts.ratio(other.get("step_seconds"))
-            if other.get("fits") is False:
-                return f" TP {tp} does not fit in memory."
-            if ratio:
-                seconds = format_seconds(other["step_seconds"])
-                return f" TP {tp}: {seconds}, {relative_text(ratio)}."
+    """What another degree would cost at the least, where that was evaluated, or why it can't be."""
+    asked = [n for n in facts.neighbours if n.get("change") == f"TP {tp}"]
+    # A mesh of that degree with other micro-batches or stages may be faster.
+    meshes = [a for a in facts.alternatives if f"tp{tp}" in mesh_text(a.get("mesh", "")).split()]
+    seconds = [s for o in (*asked, *meshes) if (s := o.get("step_seconds"))]
+    if seconds and (ratio := facts.ratio(min(seconds))):
+        return f" TP {tp}: {format_seconds(min(seconds))}, {relative_text(ratio)}."
+    for other in asked:
+        if other.get("fits") is False:
+            return f" TP {tp} does not fit in memory."
+        if other.get("why"):
+            return f" TP {tp}: {other['why']}."
     return ""
 
 

@@ -58,8 +58,15 @@ def neighbours(
             continue
         pins = replace(options.pins, **_given(change.pins))
         here = replace(options, pins=pins)
-        legal, _ = settings(prices.provider, cluster, here, degrees)
+        legal, notes = settings(prices.provider, cluster, here, degrees)
+        if not legal and _moves(change, best):
+            # The samples of a replica are others: the micro-batch follows from them.
+            here = replace(here, pins=replace(pins, microbatch=options.pins.microbatch))
+            legal, notes = settings(prices.provider, cluster, here, degrees)
         if not legal:
+            reason = "; ".join(note.partition(" x: ")[2] for note in notes)
+            if reason and options.pins == options.forced:
+                found.append(Neighbour(change.name, None, None, reason))
             continue
         state = BestFirst(prices, legal, here, limit)
         state.run(None, None)
@@ -71,7 +78,23 @@ def neighbours(
             need = format_bytes(max(smallest.peaks))
             reason = f"needs {need} of {format_bytes(limit)}"
             found.append(Neighbour(change.name, False, None, reason))
-    return tuple(found)
+    return (*found, *_no_wider_tp(best, cluster, options.pins, degrees))
+
+
+def _moves(change: _Change, best: Choice) -> bool:
+    """Whether it gives the replicas of the plan another number of ranks."""
+    pins, mesh = change.pins, best.mesh
+    return (pins.tp, pins.pp, pins.cp) != (mesh.tp, mesh.pp, mesh.cp)
+
+
+def _no_wider_tp(
+    best: Choice, cluster: Cluster, pins: Pins, degrees: list[int]
+) -> Iterator[Neighbour]:
+    """Why tp is no wider, where the model has no wider one."""
+    wider = [d for d in divisors(cluster.size) if d > best.mesh.tp]
+    if pins.tp is None and wider and not any(d > best.mesh.tp for d in degrees):
+        reason = f"no matrix product of the model splits over {wider[0]} ranks"
+        yield Neighbour(f"TP {wider[0]}", None, None, reason)
 
 
 def _changes(
@@ -120,8 +143,9 @@ def _changes(
         other = next(order for order in ORDERS if order != kept.order)
         outer = replace(mesh, order=other).axes[0].upper()
         yield _Change(f"{outer} outermost", replace(kept, order=other))
+    samples = best.microbatch * best.microbatches
     for size in (best.microbatch // 2, 2 * best.microbatch):
-        if size:
+        if size and samples % size == 0:
             pins = replace(kept, microbatch=size, schedule=None, chunks=None)
             yield _Change(f"micro-batch of {size}", pins)
     for recompute in ("none", "full"):
@@ -131,9 +155,14 @@ def _changes(
     if mesh.pp > 1:
         yield from _schedules(best, kept, blocks)
     if mesh.tp > 1:
-        other = "R" if best.boundary != "R" else "S(1)"
-        text = "no sequence parallelism" if other == "R" else "sequence parallelism"
-        yield _Change(text, replace(kept, boundary=other))
+        yield _other_boundary(best, kept)
+
+
+def _other_boundary(best: Choice, kept: Pins) -> _Change:
+    """Values between blocks split over the sequence, or whole."""
+    if best.boundary == "R":
+        return _Change("sequence parallelism", replace(kept, boundary="S(1)"))
+    return _Change("no sequence parallelism", replace(kept, boundary="R"))
 
 
 def _shard(best: Choice) -> int | None:

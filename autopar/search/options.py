@@ -258,7 +258,7 @@ def check_pins(
         )
     _check_world(pins, cluster.size, pp)
     _check_order(pins)
-    _check_shard(pins)
+    _check_shard(pins, cluster.size)
     check_reshard(pins, names)
     check_recompute(pins, names)
     _check_batch(pins, global_batch)
@@ -273,7 +273,7 @@ def _check_order(pins: Pins) -> None:
         )
 
 
-def _check_shard(pins: Pins) -> None:
+def _check_shard(pins: Pins, ranks: int) -> None:
     """There is something to shard, and the groups are whole parts of the replicas."""
     shard, replicas = pins.shard, (pins.dp or 0) * (pins.cp or 1)
     if shard is None:
@@ -287,6 +287,12 @@ def _check_shard(pins: Pins) -> None:
         raise UsageError(
             f"shard={shard} does not divide dp x cp = {pins.dp} x {pins.cp or 1}",
             next_step="ZeRO shards over groups of replicas: choose one of their divisors",
+        )
+    if ranks % shard:
+        legal = [d for d in range(2, ranks + 1) if ranks % d == 0]
+        raise UsageError(
+            f"shard={shard} does not divide the {ranks} ranks, of which replicas are a part",
+            next_step=f"choose one of shard={', '.join(map(str, legal)) or 'none'}",
         )
 
 

@@ -149,10 +149,10 @@ class RecipeScore:
 @dataclass(frozen=True)
 class Neighbour:
     """The best plan with one decision changed; `choice` is None when none fits, `reason` says what
-    it would need."""
+    it would need, or why there is none whatever the memory (`fits` is None)."""
 
     change: str
-    fits: bool
+    fits: bool | None
     choice: Choice | None
     reason: str = ""
 

@@ -166,9 +166,15 @@ def _of_mesh(
     pins, samples = options.pins, options.global_batch // mesh.dp
     if pins.microbatch is not None:
         sizes = [pins.microbatch] if samples % pins.microbatch == 0 else []
+        if not sizes:
+            reason = f"microbatch={pins.microbatch} does not divide the {samples} samples of a dp"
+            left_out[f"{reason} rank"] += 1
     elif pins.microbatches is not None:
         exact = samples % pins.microbatches == 0
         sizes = [samples // pins.microbatches] if exact else []
+        if not sizes:
+            reason = f"the {samples} samples of a dp rank make no {pins.microbatches} micro-batches"
+            left_out[reason] += 1
     else:
         sizes = microbatch_sizes(samples, allowed)
         if mesh.cp > 1 and pins.cp is None and len(sizes) > 1:

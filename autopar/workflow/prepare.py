@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autopar.errors import CaptureError
 from autopar.parts import Parts
 from autopar.passes.analysis.batch_statistics import is_batch_norm, updates_of_batch
 from autopar.passes.analysis.coupled_samples import (
@@ -20,7 +21,9 @@ from autopar.program import Program, copy_graph, module_path, user_line
 
 
 def prepare(program: Program, sizes: dict[str, int]) -> Program:
-    """The front half of the passes: what the search and the back half start from."""
+    """The front half of the passes: what the search and the back half start from. Raises
+    `CaptureError` where a step would train nothing."""
+    check_trained(program)
     own = program.with_graph(copy_graph(program.graph_module))
     parts, _ = run_passes(Parts(own, sizes=sizes), front_pipeline())
     if parts.program.batch_stays_whole:
@@ -35,6 +38,27 @@ def prepare(program: Program, sizes: dict[str, int]) -> Program:
 
 
 _NONE = Statistics(frozenset(), frozenset())
+
+
+def check_trained(program: Program) -> None:
+    """Raise `CaptureError` where no gradient of the loss reaches a parameter."""
+    loss = next(n for n in program.graph.nodes if n.name == program.loss)
+    if loss.meta["requires_grad"]:
+        return
+    inputs = {n.name: n for n in program.graph.find_nodes(op="placeholder")}
+    held = program.of_kind("parameter")
+    trained = [i.target for i in held if inputs[i.name].meta["requires_grad"]]
+    if not held:
+        why = "it has no parameters"
+    elif not trained:
+        why = f"all of its {len(held)} parameters have requires_grad=False"
+    else:
+        why = f"its loss does not depend on {trained[0]}, nor on another trained parameter"
+    raise CaptureError(
+        f"a step of {program.name} trains nothing: {why}",
+        next_step="plans are of training steps: let the loss depend on a parameter with "
+        "requires_grad=True",
+    )
 
 
 def _why_together(program: Program) -> tuple[str, Statistics]:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.errors import UsageError
 from autopar.search.best_first import TIE
 from autopar.search.enumerate import search
 from autopar.search.options import SearchOptions, parse_pins
@@ -106,3 +107,38 @@ def test_a_pinned_decision_has_no_neighbours():
     for found in result.neighbours:
         assert not found.change.startswith(("TP", "ZeRO"))
         assert found.choice is None or (found.choice.mesh.tp, found.choice.zero) == (2, 1)
+
+
+def test_no_wider_tp_has_its_reason():
+    provider = Provider(cluster(8), heads=1)
+    result = search(provider, provider.on, SearchOptions(64))
+    (told,) = [n for n in result.neighbours if n.change.startswith("TP")]
+    assert told.fits is None and told.choice is None
+    assert told.reason == "no matrix product of the model splits over 2 ranks"
+    pinned = SearchOptions(64, pins=parse_pins("tp=1"))
+    result = search(provider, provider.on, pinned)
+    assert not [n for n in result.neighbours if n.change.startswith("TP")]
+
+
+def test_another_mesh_takes_another_micro_batch_where_the_samples_ask_for_it():
+    provider = Provider(cluster(8), width=512)
+    options = SearchOptions(24, memory_limit=GIB, pins=parse_pins("microbatch=2,dp=1,zero=0"))
+    assert search(provider, provider.on, options).choice is not None
+    free = search(provider, provider.on, SearchOptions(24, memory_limit=GIB))
+    meshes = {n.choice.mesh.shape for n in free.neighbours if n.fits and n.change.startswith("PP")}
+    assert meshes  # 24 samples over another dp: 3 of each replica are no micro-batches of 2
+    assert not [n for n in free.neighbours if n.fits is None]
+
+
+def test_a_micro_batch_that_does_not_divide_is_told_with_the_samples():
+    provider = Provider(cluster(8))
+    options = SearchOptions(24, pins=parse_pins("microbatch=2,pp=1,tp=1"))
+    with pytest.raises(UsageError, match="microbatch=2 does not divide the 3 samples of a dp rank"):
+        search(provider, provider.on, options)
+    options = SearchOptions(24, pins=parse_pins("microbatches=2,pp=1,tp=1"))
+    with pytest.raises(UsageError, match="the 3 samples of a dp rank make no 2 micro-batches"):
+        search(provider, provider.on, options)
+    options = SearchOptions(24, pins=parse_pins("shard=3"))
+    with pytest.raises(UsageError, match="shard=3 does not divide the 8 ranks") as error:
+        search(provider, provider.on, options)
+    assert "shard=2, 4, 8" in str(error.value)
