@@ -40,9 +40,24 @@ def test_a_range_doubles_the_nodes() -> None:
         *("h100:1x8", "h100:2x8", "h100:4x8", "a100-80:4x8")
     ]
     assert expand_clusters("cpu:2..8") == ["cpu:2", "cpu:4", "cpu:8"]
+    assert expand_clusters("h100:1x2..2x8") == ["h100:1x2", "h100:1x4", "h100:1x8", "h100:2x8"]
+    assert expand_clusters("h100:1x1..1x8") == [f"h100:1x{n}" for n in (1, 2, 4, 8)]
+    assert expand_clusters("h100:2x8..4") == ["h100:2x8", "h100:4x8"]
 
 
-@pytest.mark.parametrize("text", ["h100:8x8..2x8", "h100..4", "h100:2x8..4x4", "", "h100:0x8..2x8"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "h100:8x8..2x8",
+        "h100..4",
+        "h100:2x8..4x4",
+        "h100:2x4..4x8",
+        "h100:2..4x8",
+        "",
+        "h100:0x8..2x8",
+        "h100:1x0..1x8",
+    ],
+)
 def test_a_range_that_is_none(text: str) -> None:
     with pytest.raises(UsageError):
         expand_clusters(text)

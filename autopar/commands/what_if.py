@@ -31,7 +31,7 @@ from autopar.program import Program
 
 # h100:1x8..16x8, cpu:2..8
 _RANGE = re.compile(
-    r"^(?P<name>[^:]+):(?P<first>\d+)(?P<rest>x\d+.*)?\.\.(?P<last>\d+)(?P<end>x\d+.*)?$"
+    r"(?P<name>[^:]+):(?P<first>\d+)(x(?P<each>\d+))?\.\.(?P<last>\d+)(x(?P<most>\d+))?$"
 )
 
 
@@ -94,32 +94,42 @@ class Offer:
 
 
 def expand_clusters(text: str) -> list[str]:
-    """`h100:2x8..16x8,a100-80:4x8`: the names; a range doubles the number of nodes.
+    """`h100:2x8..16x8,a100-80:4x8`: the names. A range doubles the number of nodes; from one node
+    of fewer GPUs (`h100:1x1..4x8`) those of the node come first.
 
     Raises `UsageError` for a range that is none.
     """
     names: list[str] = []
     for part in (p.strip() for p in text.split(",")):
-        found = _RANGE.match(part)
-        if ".." in part and (not found or (found["end"] or "") not in ("", found["rest"] or "")):
-            raise UsageError(
-                f"clusters {part!r} is no range", next_step="write for example h100:1x8..16x8"
-            )
-        if not found:
-            names += [part] if part else []
-            continue
-        first, last = int(found["first"]), int(found["last"])
-        if not 0 < first <= last:
-            raise UsageError(
-                f"clusters {part!r} is no range",
-                next_step="start with at least one node, and with the smaller number",
-            )
-        while first <= last:
-            names.append(f"{found['name']}:{first}{found['rest'] or ''}")
-            first *= 2
+        names += _range_of(part) if ".." in part else [part] if part else []
     if not names:
         raise UsageError("--clusters names none", next_step="write for example h100:4x8,h100:8x8")
     return list(dict.fromkeys(names))
+
+
+def _range_of(part: str) -> list[str]:
+    found = _RANGE.match(part)
+    if not found:
+        raise _no_range(part, "write for example h100:1x8..16x8")
+    first, last = int(found["first"]), int(found["last"])
+    each, most = (int(found[side] or found["each"] or 1) for side in ("each", "most"))
+    if not (0 < first <= last and each > 0):
+        raise _no_range(part, "start with at least one node, and with the smaller number")
+    if each > most or (each < most and first > 1):
+        raise _no_range(part, "GPUs per node grow within one node: write for example h100:1x1..4x8")
+    sizes = []
+    while each < most:
+        sizes.append((first, each))
+        each *= 2
+    while first <= last:
+        sizes.append((first, most))
+        first *= 2
+    split = bool(found["each"])
+    return [f"{found['name']}:{n}{f'x{gpus}' if split else ''}" for n, gpus in sizes]
+
+
+def _no_range(part: str, step: str) -> UsageError:
+    return UsageError(f"clusters {part!r} is no range", next_step=step)
 
 
 def parse_prices(text: str) -> dict[str, float]:

@@ -194,6 +194,10 @@ def _activations(facts: Facts) -> str:
     )
 
 
+# In notes of what the search left out although it could be pinned.
+_NOT_ALL = ("can be pinned", "those are searched", "are kept gathered", "many divisors")
+
+
 def proof(plan: Plan) -> str:
     """One line: how good the plan is known to be, and what was looked at."""
     facts = Facts.of(plan)
@@ -207,8 +211,11 @@ def proof(plan: Plan) -> str:
         }.get(facts.status, f"Status: {facts.status}")
     ]
     if bound is not None:
-        pinned = " with these pins" if search.get("pins") else ""
-        parts.append(f"no plan{pinned} is faster than {format_seconds(bound)}")
+        which = " with these pins" if search.get("pins") else ""
+        some = any(mark in note for note in plan.notes for mark in _NOT_ALL)
+        which += " that was searched" if some else ""
+        told = " (the notes say what was not)" if some else ""
+        parts.append(f"no plan{which} is faster than {format_seconds(bound)}{told}")
     if gap is not None:
         parts.append(f"gap {percent_text(gap)}")
     if search.get("shapes") is not None:

@@ -10,6 +10,7 @@ from autopar.mesh import Mesh
 from autopar.plan_document import Plan
 from autopar.report.text import explain, show, span_text
 from tests.report import sample
+from tests.report.sample import make_plan
 
 
 def printed(plan: Plan, width: int = 100, **options: object) -> str:
@@ -142,3 +143,13 @@ def test_a_plan_that_was_edited_says_that_its_numbers_are_of_another() -> None:
     assert edited.is_edited and "were changed since it was made" in explain(edited)
     # Notes and predictions are no decisions.
     assert not replace(loaded, notes=("mine",)).is_edited
+
+
+def test_the_proof_says_where_not_all_was_searched() -> None:
+    plan = make_plan()
+    searched = {**plan.predicted.get("search", {}), "bound_step_seconds": 4.0}
+    plan = replace(plan, notes=(), predicted={**plan.predicted, "search": searched})
+    assert "no plan is faster than 4.00 s" in explain(plan)
+    noted = replace(plan, notes=("left out 3 x: hybrid sharding with ep (it can be pinned)",))
+    told = "no plan that was searched is faster than 4.00 s (the notes say what was not)"
+    assert told in explain(noted)
