@@ -67,6 +67,24 @@ def resharded_bytes(
     return _not_rooted(block, rooted) * setting.bytes.compute
 
 
+def parameters_given_back(block: BlockCost, setting: Setting) -> int:
+    """Of what a block holds of its parameters, what is gone once its last backward of a step is
+    over, to the end of the step: what FSDP2 had gathered for all of it (ZeRO-1 and 2). Parameters
+    that other blocks tie are left out, as they may go on."""
+    if not sharded(setting) or setting.zero == 3:
+        return 0
+    return (block.parameters - block.tied_parameters) * setting.bytes.compute
+
+
+def gradients_given_back(block: BlockCost, setting: Setting) -> int:
+    """The same of gradients: whole ones that were reduced to a shard (ZeRO-1)."""
+    if not sharded(setting) or not delayed(setting):
+        return 0
+    elements = block.trainable - sum(t.trainable for t in block.tied)
+    shard = setting.shard(elements, block.experts.trainable)
+    return (elements - shard) * setting.bytes.gradient
+
+
 def _not_rooted(block: BlockCost, rooted: Collection[str]) -> int:
     """Elements of the parameters that the block's own group of FSDP2 holds."""
     return block.parameters - sum(t.parameters for t in block.tied if t.group in rooted)

@@ -5,7 +5,8 @@ While one of them runs a backward, the others hold
 
     their parameters and optimizer states
     what their micro-batches keep, for as many as are alive in them
-    their gradients, once they have had a backward in this step
+    their gradients, once they have had a backward in this step; after their last one FSDP2 has
+        reduced them to shards (ZeRO-1) and given back what it gathered (ZeRO-1 and 2)
 
 and values that were received early wait at the borders of chunks (`autopar.interleaving`).
 """
@@ -24,13 +25,14 @@ from autopar.cost.setting import Phase, Setting
 @dataclass(frozen=True, slots=True)
 class ChunkPhase:
     """A backward of chunk number `chunk` of a rank. By chunk: micro-batches that are alive when it
-    starts, its own among them, and whether a backward of the step came `before` it. `kind`: `B`, or
-    a half, `I` or `W`; then before it came a second half, and `delayed` micro-batches are between
-    the halves."""
+    starts, its own among them, whether a backward of the step came `before` it, and whether all
+    of them did (`done`). `kind`: `B`, or a half, `I` or `W`; then before it came a second half, and
+    `delayed` micro-batches are between the halves."""
 
     chunk: int
     live: tuple[int, ...]
     before: tuple[bool, ...]
+    done: tuple[bool, ...]
     kind: str = "B"
     delayed: tuple[int, ...] = ()
 
@@ -65,23 +67,24 @@ def chunked_memory(
         key = (chunk, count, phase.first)
         if key not in known:
             known[key] = held[chunk].at(Phase(count, phase.first))
-        others = [
-            _meanwhile(held[i], phase.live[i], phase.before[i], setting)
-            for i in range(len(held))
-            if i != chunk
-        ]
+        others = [meanwhile(held[i], phase, i) for i in range(len(held)) if i != chunk]
         whole = StageMemory.together([known[key], *others])
         found.append(replace(whole, buffers=whole.buffers + early - fixed * len(others)))
     return max(found, key=lambda memory: memory.total)
 
 
-def _meanwhile(chunk: StageMoments, live: int, before: bool, setting: Setting) -> StageMemory:
-    """What a chunk holds while another one works."""
-    ready = before or bool(setting.practice.gradient_buffer)
+def meanwhile(chunk: StageMoments, phase: ChunkPhase, index: int) -> StageMemory:
+    """What chunk number `index` of a rank holds while another one works."""
+    ready = phase.before[index] or bool(chunk.setting.practice.gradient_buffer)
+    parameters, gradients = chunk.parameters, chunk.gradients if ready else 0
+    if phase.done[index]:
+        parameters -= chunk.given_back[0]
+        gradients -= chunk.given_back[1]
+    live = phase.live[index]
     shared = live * chunk.shared
     return StageMemory(
-        chunk.parameters,
-        chunk.gradients if ready else 0,
+        parameters,
+        gradients,
         chunk.optimizer,
         live * chunk.kept - shared,
         chunk.buckets + shared,

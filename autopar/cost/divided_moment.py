@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from autopar.block_cost import BlockCost
 from autopar.cost.block_moment import casts, end_bytes, made_bytes, sharded, working_in_forward
-from autopar.cost.chunked_moment import ChunkPhase
+from autopar.cost.chunked_moment import ChunkPhase, meanwhile
 from autopar.cost.fullest_moment import StageMoments
 from autopar.cost.memory import StageMemory
 from autopar.cost.setting import Phase, Setting
@@ -72,16 +72,13 @@ class _Chunk:
         self.delayed = held.sent if whole else waiting
         self.loose = 0 if whole else held.blocks[-1].loose_bytes
 
-    def meanwhile(self, live: int, delayed: int, before: bool) -> StageMemory:
-        """While another chunk works."""
-        held, shared = self.held, live * self.held.shared
-        ready = before or bool(self.setting.practice.gradient_buffer)
-        return StageMemory(
-            held.parameters,
-            held.gradients if ready else 0,
-            held.optimizer,
-            live * held.kept - shared - delayed * self.loose,
-            held.buckets + shared + delayed * self.delayed,
+    def meanwhile(self, phase: ChunkPhase, index: int) -> StageMemory:
+        """While another chunk works; it is chunk number `index` of its rank."""
+        found, delayed = meanwhile(self.held, phase, index), phase.delayed[index]
+        return replace(
+            found,
+            activations=found.activations - delayed * self.loose,
+            buffers=found.buffers + delayed * self.delayed,
         )
 
     def at(self, phase: ChunkPhase) -> StageMemory:
@@ -91,7 +88,7 @@ class _Chunk:
             found = self.held.at(Phase(live, phase.first))
             more = (delayed - 1) * self.delayed
             return replace(found, buffers=found.buffers + more)
-        there = self.meanwhile(live, delayed, not phase.first)
+        there = self.meanwhile(phase, phase.chunk)
         more = self._first_half() if phase.kind == "I" else self._second_half(phase.first)
         return replace(there, buffers=there.buffers + more + self.held.received)
 
@@ -133,9 +130,7 @@ def divided_memory(
     for phase in phases:
         whole = StageMemory.together(
             [
-                chunk.at(phase)
-                if i == phase.chunk
-                else chunk.meanwhile(phase.live[i], phase.delayed[i], phase.before[i])
+                chunk.at(phase) if i == phase.chunk else chunk.meanwhile(phase, i)
                 for i, chunk in enumerate(held)
             ]
         )

@@ -44,9 +44,11 @@ from autopar.cost.block_moment import (
     end_parameter_bytes,
     gather_buffer_bytes,
     gathered_bytes,
+    gradients_given_back,
     gradients_inside,
     left_bytes,
     made_bytes,
+    parameters_given_back,
     resharded_bytes,
     working_bytes,
     working_in_forward,
@@ -187,6 +189,11 @@ class StageMoments:
             )
             for first in (True, False)
         }
+        # Parameters and gradients that are gone once its last backward is over.
+        self.given_back = (
+            sum(parameters_given_back(b, setting) for b in blocks),
+            sum(gradients_given_back(b, setting) for b in blocks),
+        )
         self._fullest: dict[bool, _Moment] = {}
 
     @staticmethod

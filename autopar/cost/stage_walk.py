@@ -3,6 +3,7 @@ micro-batches are counted while they live."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -93,7 +94,7 @@ def walk(index: int, order: Sequence[Action], chunks: Sequence[Part]) -> Walk:
     """Book every action of the stage's schedule; keep count of what is alive."""
     spent = dict.fromkeys(chunks[0].forward, 0.0)
     live, before, busiest = [0] * len(chunks), [False] * len(chunks), 0
-    delayed = [0] * len(chunks)
+    delayed, left = [0] * len(chunks), Counter(a.chunk for a in order if a.kind == "F")
     at_backward = []
     for action in order:
         kind, chunk = action.kind, action.chunk
@@ -103,13 +104,15 @@ def walk(index: int, order: Sequence[Action], chunks: Sequence[Part]) -> Walk:
             live[chunk] += 1
             busiest = max(busiest, sum(live))
             continue
-        phase = ChunkPhase(chunk, tuple(live), tuple(before), kind, tuple(delayed))
+        done = tuple(not left[i] for i in range(len(chunks)))
+        phase = ChunkPhase(chunk, tuple(live), tuple(before), done, kind, tuple(delayed))
         at_backward.append(phase)
         if kind == "I":
             delayed[chunk] += 1
             continue
         delayed[chunk] -= kind == "W"
         live[chunk] -= 1
+        left[chunk] -= 1
         before[chunk] = True
     if any(live):
         raise PassError(

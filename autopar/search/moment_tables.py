@@ -63,7 +63,8 @@ class Moments:
 class IntervalMoments:
     """Bytes per interval, whatever its place in a pipeline: `fixed`, and `flight` per micro-batch
     in flight without recomputation; `gradients` once they are all there; `scratch` of the end of
-    the step (all that is alive in it). `received`, by its first block, and `sent`, by its end: what
+    the step (all that is alive in it); `given_back` by the last backward, of an interval that is
+    not the only one of its rank. `received`, by its first block, and `sent`, by its end: what
     passes its borders. `least`: bytes that each block keeps at least per micro-batch. `kinds`:
     bytes that a kind of recomputation frees per micro-batch in flight, and bytes that it
     rebuilds; `again_kept`: of shared values what each micro-batch in flight keeps besides, if
@@ -84,6 +85,13 @@ class IntervalMoments:
         self.gradients: Ints = build.once(memory.gradient_bytes)
         in_turn = interval_max(chain.ints(lambda b: memory.in_turn_bytes(b, setting)))
         self.scratch: Ints = end + states + np.maximum(build.once(memory.scratch_bytes), in_turn)
+        gone = chain.ints(
+            lambda b: (
+                block_moment.parameters_given_back(b, setting)
+                + block_moment.gradients_given_back(b, setting)
+            )
+        )
+        self.given_back: Ints = interval_sum(gone)
         self.received: Ints = build.received
         self.sent: Ints = build.sent
         self.least: Ints = chain.ints(lambda b: b.least_kept)

@@ -166,7 +166,7 @@ class _Rank:
             parts,
             self.memory.parameters,
             "gathered for the block at work, the one prefetched and what stays gathered",
-            "given back by the blocks behind the one at work",
+            "given back after a last backward",
         )
 
     def _gradients(self) -> list[MemoryPart]:
@@ -175,7 +175,7 @@ class _Rank:
         whole = elements == self._sum("trainable")
         text = f"{size.gradient}·{self._elements('t', whole=whole)}"
         parts = [MemoryPart(text, elements * size.gradient)] if elements else []
-        rest = "made in the block at work", "not made yet"
+        rest = "made in the block at work", "not made yet, or reduced already"
         return _with_rest(parts, self.memory.gradients, *rest)
 
     def _optimizer(self) -> list[MemoryPart]:

@@ -17,7 +17,12 @@ from numpy.typing import NDArray
 
 from autopar.block_cost import Held, tie_groups
 from autopar.cost import memory
-from autopar.cost.block_moment import gathered_bytes, inside_bytes
+from autopar.cost.block_moment import (
+    gathered_bytes,
+    gradients_given_back,
+    inside_bytes,
+    parameters_given_back,
+)
 from autopar.cost.setting import Setting
 from autopar.search.any_chunks import AnyChunks
 from autopar.search.chain import Chain, Ints, sums_before
@@ -55,12 +60,14 @@ class _Once:
 
 @dataclass(frozen=True)
 class LeastTerms:
-    """Of blocks: the states, the gradients; what is kept of a micro-batch, recomputed (`kept`) or
+    """Of blocks: the states, the gradients, and what of both is `given_back` by the last backward;
+    what is kept of a micro-batch, recomputed (`kept`) or
     not (`saved`), summed over the blocks before each; what is sent behind it; and what works in a
     backward besides."""
 
     states: _Once
     gradients: _Once
+    given_back: Ints
     kept: Ints
     saved: Ints
     sent: Ints
@@ -75,6 +82,11 @@ def _least_terms(chain: Chain, key: AnyChunks) -> LeastTerms:
     return LeastTerms(
         _Once.of(chain, lambda b: memory.state_bytes(b, setting)),
         _Once.of(chain, lambda b: memory.gradient_bytes(b, setting)),
+        sums_before(
+            chain.ints(
+                lambda b: parameters_given_back(b, setting) + gradients_given_back(b, setting)
+            )
+        ),
         sums_before(chain.ints(lambda b: b.least_kept)),
         sums_before(chain.ints(lambda b: b.saved_bytes - b.loose_bytes)),
         sent,
@@ -106,6 +118,7 @@ class LeastBytes:
         """[candidates]: the fullest rank may have no more than `limit` bytes."""
         last = edges[:, 1:] - 1
         states, gradients = (t.parts(edges) for t in (self.terms.states, self.terms.gradients))
+        given_back = between(self.terms.given_back, edges)
         kept, working = self.kept(edges) + self.terms.sent[last], self.working(last)
         left = np.arange(len(edges))
         for rank, found in enumerate(self.phases()):
@@ -113,6 +126,7 @@ class LeastBytes:
                 break
             here = np.ix_(left, np.array(self.setting.parts_of(rank)))
             total = kept[here] @ found.live.T + gradients[here] @ found.before.T
+            total = total - given_back[here] @ found.done.T
             total = (total + working[here][:, found.chunk]).max(axis=1)
             left = left[states[here].sum(axis=1) + total <= limit]
         fits = np.zeros(len(edges), bool)

@@ -167,6 +167,7 @@ class _Rank:
         constant = constant - (memory.chunks - 1) * memory.practice.bucket_bytes
         self.base = constant[:, None] + flight @ self.phases.live.T
         self.base = self.base + tables.gradients[self.at] @ ready.T
+        self.base = self.base - tables.given_back[self.at] @ self.phases.done.T
         self.floors = self._by_phase("floor")
         self.plain = self._by_phase("plain") - flight[:, self.phases.chunk]
         self.scratch = tables.scratch[self.at].sum(axis=1)

@@ -24,13 +24,14 @@ ROUNDS = 4
 @dataclass(frozen=True)
 class Phases:
     """Of one rank, for each of its backwards: the `chunk` that works and whether it is its `first`
-    of the step; [backwards, chunks]: micro-batches alive (`live`), and which chunks had a backward
-    `before`. `most`: the most that are alive in each chunk."""
+    of the step; [backwards, chunks]: micro-batches alive (`live`), which chunks had a backward
+    `before`, and which all of theirs (`done`). `most`: the most that are alive in each chunk."""
 
     chunk: Ints
     first: NDArray[np.bool_]
     live: Ints
     before: NDArray[np.bool_]
+    done: NDArray[np.bool_]
 
     @property
     def most(self) -> Ints:
@@ -64,8 +65,9 @@ def _of_rank(chunk: Ints, forward: NDArray[np.bool_], chunks: int) -> Phases:
     live, before = (live + own)[~forward], ((ended - own) > 0)[~forward]
     working = chunk[~forward]
     begun = before[np.arange(len(working)), working]
-    rows = np.column_stack([working, begun, before, live])
-    return _largest(bent(rows, 2 + chunks), chunks)
+    open_ = (ended - own < ended[-1])[~forward]
+    rows = np.column_stack([working, begun, before, open_, live])
+    return _largest(bent(rows, 2 + 2 * chunks), chunks)
 
 
 def bent(rows: Ints, fixed: int) -> Ints:
@@ -79,7 +81,8 @@ def bent(rows: Ints, fixed: int) -> Ints:
 
 
 def _largest(rows: Ints, chunks: int) -> Phases:
-    """Without rows that another one of the same chunk is above: [chunk, begun, before, live].
+    """Without rows that another one of the same chunk is above: [chunk, begun, before, open, live],
+    where open chunks are not done.
 
     A first backward is held against first ones alone, as gradients are made in it.
     """
@@ -87,8 +90,9 @@ def _largest(rows: Ints, chunks: int) -> Phases:
     return Phases(
         chunk=rows[:, 0],
         first=rows[:, 1] == 0,
-        live=rows[:, 2 + chunks :],
+        live=rows[:, 2 + 2 * chunks :],
         before=rows[:, 2 : 2 + chunks] > 0,
+        done=rows[:, 2 + chunks : 2 + 2 * chunks] == 0,
     )
 
 

@@ -101,7 +101,7 @@ class DividedMemory:
             flight[:, 1] = flight[:, 1] - tables.sent[at[1][:, 0]]
             waits[:, 1] = waits[:, 1] + tables.sent[at[1][:, 0]]
         total = constant[:, None] + flight @ phases.live.T + waits @ phases.delayed.T
-        total = total + gradients @ ready.T
+        total = total + gradients @ ready.T - tables.given_back[at] @ phases.done.T
         working = self._working(phases, at)
         if rank == 0:
             self._whole(phases, at, working)

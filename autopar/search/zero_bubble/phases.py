@@ -25,8 +25,8 @@ from autopar.search.interleaved.phases import as_good, bent, without_smaller
 class HalfPhases:
     """Of one rank, for each half: the `chunk` that works, whether it is a `second` half, and
     whether there was no second half of the chunk before it (`first`); [halves, chunks]:
-    micro-batches alive (`live`), those between the halves (`delayed`), and which chunks had a
-    second half `before`."""
+    micro-batches alive (`live`), those between the halves (`delayed`), which chunks had a second
+    half `before`, and which all of theirs (`done`)."""
 
     chunk: Ints
     second: NDArray[np.bool_]
@@ -34,6 +34,7 @@ class HalfPhases:
     live: Ints
     delayed: Ints
     before: NDArray[np.bool_]
+    done: NDArray[np.bool_]
 
 
 def half_phases(setting: Setting) -> Iterator[HalfPhases]:
@@ -57,14 +58,18 @@ def _of_rank(chunk: Ints, kind: Ints, chunks: int) -> HalfPhases:
     ended = done[2] - (own & (kind == 2)[:, None])
     begun = done[1] - (own & (kind == 1)[:, None])
     halves = kind > 0
-    live, delayed, before = ((x[halves]) for x in (done[0] - ended, begun - ended, ended > 0))
+    tables = done[0] - ended, begun - ended, ended > 0, ended < done[2][-1]
+    live, delayed, before, open_ = (x[halves] for x in tables)
     whole = live - delayed
     working, second = chunk[halves], kind[halves] == 2
     first = ~before[np.arange(len(working)), working]
-    rows = np.column_stack([working, second, first, before, whole, delayed])
+    rows = np.column_stack([working, second, first, before, open_, whole, delayed])
     # What is alive changes evenly from one half to the next of its sort, not to the one in between.
-    rows = np.concatenate([bent(rows[second == sort], 3 + chunks) for sort in (False, True)])
+    rows = np.concatenate([bent(rows[second == sort], 3 + 2 * chunks) for sort in (False, True)])
     rows = without_smaller(rows, 3)
-    before, whole, delayed = (rows[:, 3 + i * chunks : 3 + (i + 1) * chunks] for i in range(3))
+    before, open_, whole, delayed = (
+        rows[:, 3 + i * chunks : 3 + (i + 1) * chunks] for i in range(4)
+    )
     second, first = rows[:, 1] > 0, rows[:, 2] > 0
-    return HalfPhases(rows[:, 0], second, first, whole + delayed, delayed, before > 0)
+    live, working = whole + delayed, rows[:, 0]
+    return HalfPhases(working, second, first, live, delayed, before > 0, open_ == 0)
