@@ -150,22 +150,12 @@ def end_bytes(block: BlockCost, setting: Setting, *, first: bool) -> int:
         return fresh
     own = gradient_bytes(block, setting) if first else 0
     if not delayed(setting):
-        return own + fresh + block.trainable * size.reduce
+        # The reduced shard is the gradient that is kept, or is added to it.
+        shard = own if first else trainable_shard(block, setting) * size.reduce
+        return shard + fresh + block.trainable * size.reduce
     if first:
         return own + (fresh if size.compute != size.gradient else 0)
     return max(fresh, block.trainable * size.reduce)
-
-
-def working_bytes(
-    block: BlockCost, after: BlockCost | None, setting: Setting, *, first: bool
-) -> int:
-    """The larger of both, over what the block saved; `after` it in the stage a block may be reduced
-    meanwhile."""
-    beside = handed_on_bytes(after, setting) if after is not None else 0
-    return max(
-        inside_bytes(block) + beside,
-        end_bytes(block, setting, first=first) - block.saved_bytes,
-    )
 
 
 def end_parameter_bytes(held: Held, setting: Setting) -> int:

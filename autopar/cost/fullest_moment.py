@@ -7,11 +7,11 @@ backward starts, there are at it
         or all that blocks read where something is recomputed
     what the oldest keeps in the blocks up to this one, and what is rebuilt if it is recomputed
     what the block works with (`autopar.cost.block_moment`)
-    its gathered parameters (ZeRO-3), and those of the block before it, which is prefetched; in the
-        forward the buffer that they came in instead. Those of blocks that are kept gathered are
-        there at every moment; in their forward the buffer is that of the last block before them
-        which was gathered. Under ZeRO-1 and 2 those of all blocks are, but in the last backward
-        for those behind it
+    its gathered parameters (ZeRO-3), but not when its gradients are reduced, and those of the block
+        before it, which is prefetched; in the forward the buffer that they came in instead. Those
+        of blocks that are kept gathered are there at every moment; in their forward the buffer is
+        that of the last block before them which was gathered. Under ZeRO-1 and 2 those of all
+        blocks are, but in the last backward for those behind it
     gradients: in the first backward of a step those of the blocks behind it; later all. Where
         parameters are cast without FSDP2, also those of the blocks behind it in the compute type
     values and gradients under way across the borders of the stage
@@ -40,17 +40,19 @@ from itertools import accumulate
 
 from autopar.block_cost import FULL, BlockCost, Held, PartialRecompute, tie_groups
 from autopar.cost.block_moment import (
+    end_bytes,
     end_gradient_bytes,
     end_parameter_bytes,
     gather_buffer_bytes,
     gathered_bytes,
     gradients_given_back,
     gradients_inside,
+    handed_on_bytes,
+    inside_bytes,
     left_bytes,
     made_bytes,
     parameters_given_back,
     resharded_bytes,
-    working_bytes,
     working_in_forward,
 )
 from autopar.cost.memory import (
@@ -291,13 +293,29 @@ class StageMoments:
         gathered = self.gathered[index] - self.resharded_behind[first][index]
         prefetched = self.gathered[index - 1] if index else 0
         released = min(block.released_bytes, activations)
-        working = working_bytes(block, after, setting, first=first)
+        working = inside_bytes(block)
+        # A block after it may be reduced meanwhile.
+        working += handed_on_bytes(after, setting) if after is not None else 0
         staying = min(gradients_inside(block, setting), working) if first else 0
-        backward = _Moment(
+        inside = _Moment(
             *(activations - released, gradients + staying, gathered + prefetched),
             around + working + released - staying,
+        )
+        # FSDP2 gives the block's parameters back before it reduces their gradients.
+        gone, given = min(block.saved_bytes, activations), self._own_gathered(index, first)
+        working = end_bytes(block, setting, first=first) - block.saved_bytes + gone
+        staying = min(made_bytes(block, setting), working) if first else 0
+        end = _Moment(
+            *(activations - gone, gradients + staying, gathered + prefetched - given),
+            around + working - staying,
         )
         working = working_in_forward(block)
         buffered = gathered + self.buffered[index]
         forward = _Moment(activations, gradients, buffered, around + working)
-        return max(backward, forward, key=lambda m: m.total)
+        return max(inside, end, forward, key=lambda m: m.total)
+
+    def _own_gathered(self, index: int, first: bool) -> int:
+        """What a block gives back of its gathered parameters as its backward ends."""
+        block, setting = self.blocks[index], self.setting
+        resharded = resharded_bytes(block, setting, first=first, rooted=self.rooted)
+        return self.gathered[index] + resharded

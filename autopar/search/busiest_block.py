@@ -29,11 +29,16 @@ class BusiestBlock:
         )
         self._forward = chain.ints(lambda b: block_moment.forward_bytes(b, setting, rooted=rooted))
         self._before = np.concatenate([np.zeros(1, np.int64), self._gathered[:-1]])
-        self._inside = working(chain, setting, first, alone=False)
-        self._last = working(chain, setting, first, alone=True)
+        self._inside = inside(chain, setting, alone=False)
+        self._last = inside(chain, setting, alone=True)
+        resharded = chain.ints(
+            lambda b: block_moment.resharded_bytes(b, setting, first=first, rooted=rooted)
+        )
+        self._end = at_end(chain, setting, first) - resharded
 
     def _most(self, busy: Ints, prefetched: Ints | int, beside: Ints) -> Ints:
-        return np.asarray(np.maximum(busy + self._gathered + prefetched, self._forward) + beside)
+        backward = np.maximum(busy + self._gathered, self._end) + prefetched
+        return np.asarray(np.maximum(backward, self._forward) + beside)
 
     def everywhere(self, beside: Ints) -> Ints:
         """[a, b] -> the most over the blocks, with what there is `beside` each."""
@@ -69,11 +74,15 @@ class BusiestBlock:
         return np.maximum(found, NONE, out=found)
 
 
-def working(chain: Chain, setting: Setting, first: bool, *, alone: bool) -> Ints:
+def inside(chain: Chain, setting: Setting, *, alone: bool) -> Ints:
     """What each block works with, beside the reduction of the one after it or `alone`."""
-    inside = chain.ints(block_moment.inside_bytes)
-    if not alone:
-        reduced = chain.ints(lambda b: block_moment.handed_on_bytes(b, setting))
-        inside = inside + np.concatenate([reduced[1:], np.zeros(1, np.int64)])
-    end = chain.ints(lambda b: block_moment.end_bytes(b, setting, first=first) - b.saved_bytes)
-    return np.maximum(inside, end)
+    own = chain.ints(block_moment.inside_bytes)
+    if alone:
+        return own
+    reduced = chain.ints(lambda b: block_moment.handed_on_bytes(b, setting))
+    return np.asarray(own + np.concatenate([reduced[1:], np.zeros(1, np.int64)]))
+
+
+def at_end(chain: Chain, setting: Setting, first: bool) -> Ints:
+    """What there is of each block when its gradients are reduced, over what it saved."""
+    return chain.ints(lambda b: block_moment.end_bytes(b, setting, first=first) - b.saved_bytes)

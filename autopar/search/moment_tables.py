@@ -27,7 +27,7 @@ from autopar.cost.fullest_moment import kind_of
 from autopar.cost.setting import Phase, Setting
 from autopar.search.any_chunks import AnyChunks
 from autopar.search.band import Band
-from autopar.search.busiest_block import BusiestBlock, working
+from autopar.search.busiest_block import BusiestBlock, at_end, inside
 from autopar.search.chain import (
     NONE,
     Chain,
@@ -106,9 +106,13 @@ class IntervalMoments:
         found = [self._build.can(kind) for kind in self.kinds]
         return np.stack(found) if found else np.zeros((0, len(self._build.chain)), bool)
 
-    def working(self, first: bool, *, alone: bool) -> Ints:
+    def inside(self, *, alone: bool) -> Ints:
         """What each block works with, beside the reduction of the one after it or `alone`."""
-        return working(self._build.chain, self._build.setting, first, alone=alone)
+        return inside(self._build.chain, self._build.setting, alone=alone)
+
+    def at_end(self, first: bool) -> Ints:
+        """What there is of each block when its gradients are reduced, over what it saved."""
+        return at_end(self._build.chain, self._build.setting, first)
 
     def rooted(self, start: int, stop: int) -> tuple[str, ...]:
         """The groups of tied parameters that several blocks of an interval hold."""

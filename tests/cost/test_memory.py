@@ -54,10 +54,11 @@ def three() -> list[BlockCost]:
         (0, "fp32", 6000 * 4, 6000 * 4, 2 * 6000 * 4),
         (1, "fp32", 1500 * 4 + 6000 * 4, 6000 * 4, 2 * 1500 * 4),
         (2, "fp32", 1500 * 4 + 6000 * 4, 1500 * 4, 2 * 1500 * 4),
-        (3, "fp32", 1500 * 4 + 5000 * 4, 1500 * 4, 2 * 1500 * 4),
+        # The last block is reduced, and has given its parameters back; those before it are there.
+        (3, "fp32", 1500 * 4 + 2000 * 4, 1500 * 4, 2 * 1500 * 4),
         (0, "bf16-mixed", 6000 * (4 + 2), 6000 * 4, 2 * 6000 * 4),
-        (3, "bf16-mixed", 1500 * 4 + 5000 * 2, 1500 * 4, 2 * 1500 * 4),
-        (3, "bf16", 1500 * 2 + 5000 * 2, 1500 * 2, 2 * 1500 * 2),
+        (3, "bf16-mixed", 1500 * 4 + 2000 * 2, 1500 * 4, 2 * 1500 * 4),
+        (3, "bf16", 1500 * 2 + 2000 * 2, 1500 * 2, 2 * 1500 * 2),
     ],
 )
 def test_states_with_four_data_parallel_ranks(zero, precision, parameters, gradients, optimizer):
@@ -83,8 +84,8 @@ def test_zero_1_with_one_microbatch_scatters_at_once():
     assert whole.gradients == 6000 * 4
     # The fullest moment is the end of the last block, which no gradient of another precedes: its
     # fresh gradients, their copy that is reduced and its shard, in the place of its 500 bytes.
-    assert (once.gradients, once.activations) == (0, 3 * 500)
-    assert once.buffers == 3000 * (4 + 4) + 3000 - 500
+    assert (once.gradients, once.activations) == (3000, 2 * 500)
+    assert once.buffers == 3000 * (4 + 4)
 
 
 @pytest.mark.parametrize(("optimizer", "states"), [("adamw", 2), ("sgd-momentum", 1), ("sgd", 0)])
@@ -127,16 +128,18 @@ def test_activations_follow_the_schedule():
     for stage in range(4):
         one = stage_memory(four, stage, stage + 1, (), stage, setting(pp=4, m=8))
         kept = 500 + (20 if stage < 3 else 0) + (20 if stage else 0)
-        assert one.activations == (4 - stage) * kept
+        # At the end of a backward: what it read is gone.
+        assert one.activations == (4 - stage) * kept - 500
         # GPipe: the second backward, with all gradients, has one micro-batch less than the first.
         all_at_once = setting(pp=4, m=8, schedule="gpipe")
-        assert stage_memory(four, stage, stage + 1, (), stage, all_at_once).activations == 7 * kept
+        found = stage_memory(four, stage, stage + 1, (), stage, all_at_once)
+        assert found.activations == 7 * kept - 500
 
 
 def test_a_stage_keeps_its_input_once():
     four = [replace(BLOCK, name=str(i), saved_input_bytes=20) for i in range(4)]
     found = stage_memory(four, 1, 2, (), 1, setting(pp=4, m=8))
-    assert found.activations == 3 * (500 + 20)
+    assert found.activations == 3 * (500 + 20) - 500
 
 
 def test_recomputation_keeps_inputs_and_rebuilds_one_block_at_a_time():
@@ -165,7 +168,7 @@ def test_only_the_second_backward_has_all_gradients():
     assert (found.gradients, found.activations) == (0, 2 * (2 * 10**5 + 20))
     light = [replace(b, saved_bytes=500) for b in four]
     found = stage_memory(light, 0, 2, (), 0, few)
-    assert (found.gradients, found.activations) == (2 * 4000, 2 * 500 + 20)
+    assert (found.gradients, found.activations) == (2 * 4000, 500 + 20)
 
 
 def test_gradients_in_the_compute_type_wait_for_the_end_of_the_backward():
@@ -185,9 +188,10 @@ def test_buffers_hold_transients_bucket_and_gradients_under_way():
     assert stage_memory(four, 0, 4, (), 0, setting(m=8)).buffers == 30
     heavy = [replace(BLOCK, name="h", saved_bytes=10**6)]
     heavy = [replace(BLOCK, name="h", saved_bytes=100)]
-    # Fresh gradients and their copy in the reduction; accumulated ones are among the gradients.
-    assert stage_memory(heavy, 0, 1, (), 0, setting(zero=2)).buffers == 1000 * (4 + 4) - 100
-    assert stage_memory(heavy, 0, 1, (), 0, setting(zero=1)).buffers == 1000 * 4 - 100
+    # Fresh gradients, their copy in the reduction and its shard; accumulated ones are among the
+    # gradients.
+    assert stage_memory(heavy, 0, 1, (), 0, setting(zero=2)).buffers == 1000 * (4 + 4) + 250 * 4
+    assert stage_memory(heavy, 0, 1, (), 0, setting(zero=1)).buffers == 1000 * 4
     read = [replace(b, shared_bytes=7, shared_key="mask", transient_bytes=37) for b in four]
     shared = [replace(b, shared_kept_bytes=7) for b in read]
     assert stage_memory(shared, 1, 3, (), 1, setting(pp=4, m=8)).buffers == 30 + 20 + 3 * 7
@@ -206,7 +210,7 @@ def test_a_block_works_while_the_one_after_it_is_reduced():
     found = stage_memory(two, 0, 2, (), 0, setting(zero=2))
     # In the last block, which ends with its gradients and their copy; or the one before it.
     assert found.total - found.parameters - found.optimizer - found.gradients == max(
-        10**6 + 1000 * (4 + 4), 10**6 + 4000 + 30
+        10**6 + 1000 * (4 + 4) + 250 * 4, 10**6 + 4000 + 30
     )
     again = stage_memory(two, 0, 2, {"a", "b"}, 0, setting(zero=2))
     assert (again.activations, again.buffers) == (50 + 10**6, 4000 + 30)
@@ -247,12 +251,14 @@ def test_zero_0_may_copy_all_gradients_to_sum_them():
     assert found.activations + found.buffers == 8 * 1000 * 4
     alone = stage_memory(blocks, 0, 8, (), 0, setting(dp=1, optimizer="sgd"))
     # Without: the gradients that a block has just made, in the place of the byte that it saved.
-    assert alone.buffers == 1000 * 4 - 1
+    assert (alone.activations, alone.buffers) == (7, 1000 * 4)
 
 
 def test_a_single_stage_has_one_microbatch_in_flight_whatever_the_schedule():
     for schedule in ("gpipe", "1f1b"):
-        assert stage_memory([BLOCK], 0, 1, (), 0, setting(schedule=schedule)).activations == 500
+        alone = setting(schedule=schedule, dp=1, optimizer="sgd")
+        found = stage_memory([BLOCK] * 3, 0, 3, (), 0, alone)
+        assert found.activations == 2 * 500  # the third is through
 
 
 def test_tied_parameters_count_once_per_stage():
@@ -265,8 +271,9 @@ def test_tied_parameters_count_once_per_stage():
     apart = [stage_memory(blocks, i, i + 1, (), i, setting(pp=4, zero=1)) for i in range(3)]
     assert [a.gradients for a in apart] == [4000, 8000, 12000]
     root = stage_memory(blocks, 0, 3, (), 0, setting(zero=3))
-    # Blocks gather 600, 2000 and 2600 of their own; the tied 400 stay gathered.
-    assert root.parameters == (1500 - 100) * 4 + (2600 + 2000 + 400) * 4
+    # Blocks gather 600, 2000 and 2600 of their own, and the last one is reduced; the tied 400 stay
+    # gathered.
+    assert root.parameters == (1500 - 100) * 4 + (2000 + 400) * 4
 
 
 def test_two_groups_of_tied_parameters():
@@ -280,11 +287,12 @@ def test_two_groups_of_tied_parameters():
     part = stage_memory(blocks, 1, 3, (), 0, setting(zero=1))
     assert part.gradients == (5000 - 100) * 4
     root = stage_memory(blocks, 0, 3, (), 0, setting(zero=3))
-    # Blocks gather 600, 1900 and 2500 of their own; the tied 500 stay gathered.
-    assert root.parameters == (1500 - 125) * 4 + (2500 + 1900 + 500) * 4
+    # Blocks gather 600, 1900 and 2500 of their own, and the last one is reduced; the tied 500 stay
+    # gathered.
+    assert root.parameters == (1500 - 125) * 4 + (1900 + 500) * 4
     # Behind the cut the first group has one holder, which gathers it with the rest.
     rest = stage_memory(blocks, 1, 3, (), 0, setting(zero=3))
-    assert rest.parameters == (1250 - 25) * 4 + (2900 + 1900 + 100) * 4
+    assert rest.parameters == (1250 - 25) * 4 + (1900 + 100) * 4
 
 
 def held_under(practice: Practice, zero: int, dp: int = 4):

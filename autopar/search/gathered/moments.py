@@ -49,8 +49,8 @@ class ChainMoments:
         intervals = tables.intervals
         self.saved_ahead = sums_before(chain.ints(lambda b: b.saved_bytes))
         self.least_ahead = sums_before(chain.ints(lambda b: b.least_kept))
-        self.working = {first: intervals.working(first, alone=False) for first in (True, False)}
-        self.last_working = {first: intervals.working(first, alone=True) for first in (True, False)}
+        self.inside, self.last_inside = (intervals.inside(alone=a) for a in (False, True))
+        self.at_end = {first: intervals.at_end(first) for first in (True, False)}
         self.in_forward = chain.ints(block_moment.working_in_forward)
         self.rebuilt = np.array([rebuilt for _, rebuilt in tables.kinds], np.int64)
         self.can = intervals.can
@@ -95,7 +95,7 @@ class StageMoments:
         self.gathered = np.where(kept, 0, mine[None, :])
         before = np.zeros_like(self.gathered)
         before[:, 1:] = self.gathered[:, :-1]
-        self.around = self.gathered + before
+        self.prefetched = before
         self.in_forward = np.where(kept, _last_gathered(self.gathered), 2 * self.gathered)
         self._moments: dict[bool, SetMoments] = {}
 
@@ -109,11 +109,12 @@ class StageMoments:
         of, a, b = self.of, self.start, self.stop
         intervals = of.tables.intervals
         constant = intervals.throughout(first, a, b)
-        working = of.working[first][a:b].copy()
-        working[-1] = of.last_working[first][b - 1]
+        inside = of.inside[a:b].copy()
+        inside[-1] = of.last_inside[b - 1]
+        backward = np.maximum(inside + self.gathered, of.at_end[first][a:b]) + self.prefetched
         sent = np.full(b - a, intervals.sent[b], np.int64)
         sent[-1] = 0
-        most = np.maximum(working + self.around, of.in_forward[a:b] + self.in_forward) + sent
+        most = np.maximum(backward, of.in_forward[a:b] + self.in_forward) + sent
         made = of.made_ahead(self.rooted, first)
         behind = made[b] - made[a + 1 : b + 1]
         saved = of.saved_ahead[a + 1 : b + 1] - of.saved_ahead[a]
