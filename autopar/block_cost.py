@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 # The label of recomputing a block whole, beside those of its sets of ops.
@@ -48,12 +48,13 @@ class Experts:
 class Tied:
     """Parameters that the same blocks of a chain hold (an embedding and a head, say): elements on
     one tp rank, and the trainable ones among them. `group`: a name that these blocks share;
-    `shapes`: of the trainable ones."""
+    `shapes`: of the trainable ones; `last`: no later block of the chain holds them."""
 
     group: str
     parameters: int
     trainable: int
     shapes: tuple[tuple[int, ...], ...] = ()
+    last: bool = True
 
     @property
     def experts(self) -> Experts:
@@ -210,6 +211,17 @@ class Alternative:
     boundary: str
     least: ChainCost
     price: Callable[[], ChainCost]
+
+
+def with_last_holders(blocks: Sequence[BlockCost]) -> tuple[BlockCost, ...]:
+    """The blocks of a chain, with what they tie marked as held by a later block or not."""
+    seen: set[str] = set()
+    found = []
+    for block in reversed(blocks):
+        tied = tuple(replace(t, last=t.group not in seen) for t in block.tied)
+        seen |= {t.group for t in tied}
+        found.append(replace(block, tied=tied) if tied else block)
+    return tuple(reversed(found))
 
 
 def tie_groups(blocks: Sequence[BlockCost]) -> tuple[str, ...]:

@@ -39,12 +39,24 @@ def casts(setting: Setting) -> bool:
 
 def left_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str]) -> int:
     """Gradients in the compute type that a block leaves to the end of the backward: all where they
-    are cast back then, under FSDP2 those of `rooted` groups of parameters."""
+    are cast back then; else those of `rooted` groups of parameters, which wait for the ones of the
+    first block that holds them. Only the last holder leaves them: others add theirs."""
+    waiting = sum(t.trainable for t in block.tied if t.group in rooted and t.last)
     if casts(setting):
-        return block.trainable * setting.bytes.compute
-    if not sharded(setting) or delayed(setting):
-        return 0
-    return sum(t.trainable for t in block.tied if t.group in rooted) * setting.bytes.compute
+        return (block.trainable - _added(block, rooted)) * setting.bytes.compute
+    return waiting * setting.bytes.compute
+
+
+def summed_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str]) -> int:
+    """A block's own gradients, and the sum of some of them and those that a later holder of the
+    same parameters left: for a moment there are all three. 0 where none were left."""
+    added = _added(block, rooted)
+    return (block.trainable + added) * setting.bytes.compute if added else 0
+
+
+def _added(block: BlockCost, rooted: Collection[str]) -> int:
+    """Elements of gradients that a later holder left."""
+    return sum(t.trainable for t in block.tied if t.group in rooted and not t.last)
 
 
 def gathered_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str]) -> int:
@@ -90,10 +102,13 @@ def _not_rooted(block: BlockCost, rooted: Collection[str]) -> int:
     return block.parameters - sum(t.parameters for t in block.tied if t.group in rooted)
 
 
-def made_bytes(block: BlockCost, setting: Setting) -> int:
+def made_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str] = ()) -> int:
     """Gradients that a block has made by its end, in the first backward of a step: none where they
-    were there before."""
-    return 0 if _ready(setting) else gradient_bytes(block, setting)
+    were there before, nor those that it leaves to another holder of the same parameters."""
+    if _ready(setting):
+        return 0
+    left = [t for t in block.tied if t.group in rooted and t.last]
+    return gradient_bytes(block, setting) - sum(gradient_bytes(t, setting) for t in left)
 
 
 def _ready(setting: Setting) -> bool:
@@ -137,6 +152,19 @@ def forward_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str]
     saves."""
     gathered = gathered_bytes(block, setting, rooted=rooted)
     return working_in_forward(block) + gathered + gather_buffer_bytes(block, setting, rooted=rooted)
+
+
+def at_end_bytes(
+    block: BlockCost, setting: Setting, *, first: bool, rooted: Collection[str], beside: int = 0
+) -> int:
+    """`end_bytes`, or what is there a moment before, when gradients of `rooted` parameters are
+    added to those that a later holder left, `beside` the reduction of the block after it; then
+    these are gone."""
+    summed = summed_bytes(block, setting, rooted=rooted)
+    found = end_bytes(block, setting, first=first)
+    if not summed:
+        return found
+    return max(summed + beside, found - _added(block, rooted) * setting.bytes.compute)
 
 
 def end_bytes(block: BlockCost, setting: Setting, *, first: bool) -> int:

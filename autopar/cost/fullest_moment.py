@@ -37,10 +37,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 from autopar.block_cost import FULL, BlockCost, Held, PartialRecompute, tie_groups
 from autopar.cost.block_moment import (
-    end_bytes,
+    at_end_bytes,
     end_gradient_bytes,
     end_parameter_bytes,
     gather_buffer_bytes,
@@ -180,23 +181,41 @@ class StageMoments:
         in_turn = max(in_turn_bytes(b, setting) for b in blocks)
         self.scratch = max(self._once(scratch_bytes), in_turn)
         self.buckets = setting.practice.bucket_bytes + self._once(bucket_bytes)
-        # What the blocks behind each block leave, and the gradients that they have made.
-        self.left_behind = self._behind_each(
-            [left_bytes(b, setting, rooted=self.rooted) for b in blocks]
-        )
-        self.made_behind = self._behind_each([made_bytes(b, setting) for b in blocks])
-        self.resharded_behind = {
-            first: self._behind_each(
-                [resharded_bytes(b, setting, first=first, rooted=self.rooted) for b in blocks]
-            )
-            for first in (True, False)
-        }
+        self.buckets += self._left_throughout()
+        self._count_behind()
         # Parameters and gradients that are gone once its last backward is over.
         self.given_back = (
             sum(parameters_given_back(b, setting) for b in blocks),
             sum(gradients_given_back(b, setting) for b in blocks),
         )
         self._fullest: dict[bool, _Moment] = {}
+
+    def _left_throughout(self) -> int:
+        """Gradients of tied parameters whose last holder in the chain is in some other stage: the
+        last one here leaves them."""
+        found = 0
+        for group in self.rooted:
+            held = [b.tied_as(group) for b in self.blocks if b.tied_as(group).parameters]
+            if not any(t.last for t in held):
+                found += max(t.trainable for t in held) * self.setting.bytes.compute
+        return found
+
+    def _count_behind(self) -> None:
+        """What the blocks behind each block leave, the gradients that they have made, and what they
+        have given back."""
+        blocks, setting = self.blocks, self.setting
+        self.left_behind = self._behind_each(
+            [left_bytes(b, setting, rooted=self.rooted) for b in blocks]
+        )
+        self.made_behind = self._behind_each(
+            [made_bytes(b, setting, rooted=self.rooted) for b in blocks]
+        )
+        self.resharded_behind = {
+            first: self._behind_each(
+                [resharded_bytes(b, setting, first=first, rooted=self.rooted) for b in blocks]
+            )
+            for first in (True, False)
+        }
 
     @staticmethod
     def of(
@@ -293,9 +312,9 @@ class StageMoments:
         gathered = self.gathered[index] - self.resharded_behind[first][index]
         prefetched = self.gathered[index - 1] if index else 0
         released = min(block.released_bytes, activations)
-        working = inside_bytes(block)
         # A block after it may be reduced meanwhile.
-        working += handed_on_bytes(after, setting) if after is not None else 0
+        beside = handed_on_bytes(after, setting) if after is not None else 0
+        working = inside_bytes(block) + beside
         staying = min(gradients_inside(block, setting), working) if first else 0
         inside = _Moment(
             *(activations - released, gradients + staying, gathered + prefetched),
@@ -303,8 +322,9 @@ class StageMoments:
         )
         # FSDP2 gives the block's parameters back before it reduces their gradients.
         gone, given = min(block.saved_bytes, activations), self._own_gathered(index, first)
-        working = end_bytes(block, setting, first=first) - block.saved_bytes + gone
-        staying = min(made_bytes(block, setting), working) if first else 0
+        known: dict[str, Any] = {"first": first, "rooted": self.rooted, "beside": beside}
+        working = at_end_bytes(block, setting, **known) + gone - block.saved_bytes
+        staying = min(made_bytes(block, setting, rooted=self.rooted), working) if first else 0
         end = _Moment(
             *(activations - gone, gradients + staying, gathered + prefetched - given),
             around + working - staying,

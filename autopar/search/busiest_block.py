@@ -29,15 +29,20 @@ class BusiestBlock:
         )
         self._forward = chain.ints(lambda b: block_moment.forward_bytes(b, setting, rooted=rooted))
         self._before = np.concatenate([np.zeros(1, np.int64), self._gathered[:-1]])
-        self._inside = inside(chain, setting, alone=False)
-        self._last = inside(chain, setting, alone=True)
         resharded = chain.ints(
             lambda b: block_moment.resharded_bytes(b, setting, first=first, rooted=rooted)
         )
-        self._end = at_end(chain, setting, first) - resharded
+        self._inner, self._last = (
+            (
+                inside(chain, setting, alone=alone),
+                at_end(chain, setting, first, rooted, alone=alone) - resharded,
+            )
+            for alone in (False, True)
+        )
 
-    def _most(self, busy: Ints, prefetched: Ints | int, beside: Ints) -> Ints:
-        backward = np.maximum(busy + self._gathered, self._end) + prefetched
+    def _most(self, busy: tuple[Ints, Ints], prefetched: Ints | int, beside: Ints) -> Ints:
+        within, end = busy
+        backward = np.maximum(within + self._gathered, end) + prefetched
         return np.asarray(np.maximum(backward, self._forward) + beside)
 
     def everywhere(self, beside: Ints) -> Ints:
@@ -45,10 +50,10 @@ class BusiestBlock:
         n = len(beside)
         a, end = np.arange(n)[:, None], np.arange(n)[None, :]
         # The largest of those between: from a + 1 to a block.
-        between = np.where(end > a, self._most(self._inside, self._before, beside)[None, :], NONE)
+        between = np.where(end > a, self._most(self._inner, self._before, beside)[None, :], NONE)
         np.maximum.accumulate(between, axis=1, out=between)
         most = between[:, :-1]
-        np.maximum(most, self._most(self._inside, 0, beside)[:, None], out=most)
+        np.maximum(most, self._most(self._inner, 0, beside)[:, None], out=most)
         most += self._sent[None, 2:]
         np.maximum(most, self._most(self._last, self._before, beside)[None, 1:], out=most)
         table = np.full((n, n + 1), NONE, np.int64)
@@ -61,10 +66,10 @@ class BusiestBlock:
         n, last = len(beside), np.arange(len(beside))[:, None]
         found = np.empty((n, band.most), np.int64)
         found[:, 0] = self._most(self._last, 0, beside)
-        longer = self._most(self._inside, 0, beside)[band.start[:, 1:]]
+        longer = self._most(self._inner, 0, beside)[band.start[:, 1:]]
         if band.most > 2:
             back = last - 1 - np.arange(band.most - 2)[None, :]
-            between = self._most(self._inside, self._before, beside)[np.maximum(back, 0)]
+            between = self._most(self._inner, self._before, beside)[np.maximum(back, 0)]
             between[back < 0] = NONE
             np.maximum.accumulate(between, axis=1, out=between)
             np.maximum(longer[:, 1:], between, out=longer[:, 1:])
@@ -76,13 +81,23 @@ class BusiestBlock:
 
 def inside(chain: Chain, setting: Setting, *, alone: bool) -> Ints:
     """What each block works with, beside the reduction of the one after it or `alone`."""
-    own = chain.ints(block_moment.inside_bytes)
+    return chain.ints(block_moment.inside_bytes) + _reduced(chain, setting, alone=alone)
+
+
+def at_end(
+    chain: Chain, setting: Setting, first: bool, rooted: Collection[str], *, alone: bool
+) -> Ints:
+    """What there is of each block as its backward ends, over what it saved; `alone` as before."""
+    reduced = _reduced(chain, setting, alone=alone)
+    found = chain.ints(lambda b: block_moment.at_end_bytes(b, setting, first=first, rooted=rooted))
+    summed = chain.ints(lambda b: block_moment.summed_bytes(b, setting, rooted=rooted))
+    found = np.maximum(found, np.where(summed > 0, summed + reduced, 0))
+    return np.asarray(found - chain.ints(lambda b: b.saved_bytes))
+
+
+def _reduced(chain: Chain, setting: Setting, *, alone: bool) -> Ints:
+    """By block: the reduction of the one after it."""
     if alone:
-        return own
-    reduced = chain.ints(lambda b: block_moment.handed_on_bytes(b, setting))
-    return np.asarray(own + np.concatenate([reduced[1:], np.zeros(1, np.int64)]))
-
-
-def at_end(chain: Chain, setting: Setting, first: bool) -> Ints:
-    """What there is of each block when its gradients are reduced, over what it saved."""
-    return chain.ints(lambda b: block_moment.end_bytes(b, setting, first=first) - b.saved_bytes)
+        return np.zeros(len(chain), np.int64)
+    found = chain.ints(lambda b: block_moment.handed_on_bytes(b, setting))
+    return np.concatenate([found[1:], np.zeros(1, np.int64)])

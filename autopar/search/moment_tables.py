@@ -80,6 +80,11 @@ class IntervalMoments:
         end = build.once(block_moment.end_parameter_bytes)
         end = end + build.once(block_moment.end_gradient_bytes)
         fixed = parameters + states + build.once(memory.bucket_bytes)
+        for group, rooted in build.rooted.items():
+            # Some other stage has the last holder: here the last one leaves its gradients.
+            last = interval_sum(chain.tied(group, lambda t: int(t.last and t.parameters > 0)))
+            left = chain.tied(group, lambda t: t.trainable * setting.bytes.compute)
+            fixed = fixed + np.where(rooted & (last == 0), interval_max(left), 0)
         self.fixed: Ints = fixed + setting.practice.bucket_bytes
         self.flight: Ints = build.flight
         self.gradients: Ints = build.once(memory.gradient_bytes)
@@ -110,9 +115,10 @@ class IntervalMoments:
         """What each block works with, beside the reduction of the one after it or `alone`."""
         return inside(self._build.chain, self._build.setting, alone=alone)
 
-    def at_end(self, first: bool) -> Ints:
-        """What there is of each block when its gradients are reduced, over what it saved."""
-        return at_end(self._build.chain, self._build.setting, first)
+    def at_end(self, first: bool, rooted: Collection[str], *, alone: bool) -> Ints:
+        """What there is of each block as its backward ends, over what it saved; `alone` as for
+        `inside`."""
+        return at_end(self._build.chain, self._build.setting, first, rooted, alone=alone)
 
     def rooted(self, start: int, stop: int) -> tuple[str, ...]:
         """The groups of tied parameters that several blocks of an interval hold."""
@@ -306,8 +312,6 @@ class _Builder:
         """Tables of a backward. `gradients`: those that are there throughout; in the first
         backward there are those of the blocks behind."""
         found = self._moments(first, gradients, rooted=())
-        if not block_moment.sharded(self.setting):
-            return found
         for groups, where in self._rooted_together():
             other = self._moments(first, gradients, rooted=groups)
             found = _either(where, other, found)
@@ -335,7 +339,7 @@ class _Builder:
             lambda b: block_moment.resharded_bytes(b, setting, first=first, rooted=rooted)
         )
         if first:
-            made = made + chain.ints(lambda b: block_moment.made_bytes(b, setting))
+            made = made + chain.ints(lambda b: block_moment.made_bytes(b, setting, rooted=rooted))
         behind = sums_before(made)
         kept, given_back = sums_before(self.saved), sums_before(least) - behind
         constant = gradients + (0 if first else self.received[:, None])

@@ -227,7 +227,8 @@ def _adjusted(chain: ChainCost, costs: ModelCosts, configuration: Configuration)
         if kinds.count(block.kind) > 1:
             found = _issued(found, c.host_layer_seconds)
         known[block.kind] = found
-    return replace(chain, blocks=tuple(replace(known[b.kind], name=b.name) for b in chain.blocks))
+    blocks = (replace(known[b.kind], name=b.name, tied=b.tied) for b in chain.blocks)
+    return replace(chain, blocks=tuple(blocks))
 
 
 def _refuse_two_copies(

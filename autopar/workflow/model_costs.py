@@ -16,7 +16,7 @@ from functools import cache, cached_property, partial
 from torch import fx
 
 from autopar.axis import Axis
-from autopar.block_cost import Alternative, BlockCost, ChainCost
+from autopar.block_cost import Alternative, BlockCost, ChainCost, with_last_holders
 from autopar.cluster import Cluster
 from autopar.experts import EXPERTS
 from autopar.op_call import OpCall, Operand, types_of
@@ -357,7 +357,7 @@ class ModelCosts:
             replace(by_kind[b.kind], name=b.name, can_end_stage=can, shared_key=key)
             for b, (can, key) in zip(self.blocks.chain, self._own, strict=True)
         )
-        return ChainCost(boundary, label, blocks, placements or {})
+        return ChainCost(boundary, label, with_last_holders(blocks), placements or {})
 
     def _note_heads(self, kinds: Mapping[str, Kind], tp: int) -> None:
         for name, kind in kinds.items():

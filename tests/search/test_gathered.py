@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.block_cost import BlockCost, tie_groups
+from autopar.block_cost import BlockCost, tie_groups, with_last_holders
 from autopar.cost.fullest_moment import stage_memory
 from autopar.cost.setting import Setting
 from autopar.cost.step import block_times, extra_seconds, tied_seconds
@@ -144,9 +144,9 @@ def test_equals_brute_force(
     few_cells,
 ):  # fmt: skip
     last = len(numbers) - 1
-    blocks = [
-        block(i, x, ties(i, last, tied, inner), False, partial[i]) for i, x in enumerate(numbers)
-    ]
+    blocks = with_last_holders(
+        [block(i, x, ties(i, last, tied, inner), False, partial[i]) for i, x in enumerate(numbers)]
+    )
     mesh = Mesh(pp, 2 * copies, 1, dp_replicate=copies)
     setting = Setting(cluster(mesh.size), mesh, 1, m, schedule, 3, precision, "adamw")
     names = [b.name for b in blocks]

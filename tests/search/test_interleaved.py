@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from autopar.block_cost import FULL
+from autopar.block_cost import FULL, with_last_holders
 from autopar.cost.evaluate import Evaluation, evaluate_setting
 from autopar.cost.pipeline import actions
 from autopar.cost.setting import Setting
@@ -151,10 +151,12 @@ def test_equals_brute_force(
     rows, pp, chunks, microbatches, dp, zero, fraction, tied, inner, partial
 ):
     assume(pp * chunks <= len(rows) and not refused(pp, microbatches))
-    blocks = [
-        block(i, n, ties(i, len(rows) - 1, tied, inner), False, partial[: i % 3])
-        for i, n in enumerate(rows)
-    ]
+    blocks = with_last_holders(
+        [
+            block(i, n, ties(i, len(rows) - 1, tied, inner), False, partial[: i % 3])
+            for i, n in enumerate(rows)
+        ]
+    )
     mesh = Mesh(pp, dp, 1)
     setting = Setting(
         cluster(mesh.size),

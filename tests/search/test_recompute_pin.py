@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from autopar.block_cost import BlockCost, ChainCost
+from autopar.block_cost import BlockCost, ChainCost, with_last_holders
 from autopar.cost.evaluate import evaluate
 from autopar.cost.fullest_moment import stage_memory
 from autopar.cost.setting import Setting
@@ -37,9 +37,9 @@ NAMED = st.sets(st.integers(0, 5), min_size=1)
 
 def chain_of(numbers, named, partial, tied=0) -> list[BlockCost]:
     last = len(numbers) - 1
-    blocks = [
-        block(i, x, ties(i, last, tied, ()), False, partial[i]) for i, x in enumerate(numbers)
-    ]
+    blocks = with_last_holders(
+        [block(i, x, ties(i, last, tied, ()), False, partial[i]) for i, x in enumerate(numbers)]
+    )
     cost = ChainCost("R", "", tuple(blocks))
     return list(pinned_chain(cost, {f"b{i}" for i in named}).blocks)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.block_cost import BlockCost, PartialRecompute, Tied, tie_groups
+from autopar.block_cost import BlockCost, PartialRecompute, Tied, tie_groups, with_last_holders
 from autopar.cluster import Cluster, Device, Link
 from autopar.cost.fullest_moment import stage_memory
 from autopar.cost.setting import Practice, Setting
@@ -173,9 +173,9 @@ def test_equals_brute_force(
     inner, few_cells,
 ):  # fmt: skip
     last = len(numbers) - 1
-    blocks = [
-        block(i, x, ties(i, last, tied, inner), frozen, partial[i]) for i, x in enumerate(numbers)
-    ]
+    blocks = with_last_holders(
+        [block(i, x, ties(i, last, tied, inner), frozen, partial[i]) for i, x in enumerate(numbers)]
+    )
     setting = Setting(cluster(pp * dp), Mesh(pp, dp, 1), 1, m, schedule, zero, precision, "adamw")
     whole = max(stage_memory(blocks, 0, len(blocks), (), i, setting).total for i in range(pp))
     limit = int(whole * fraction)
@@ -286,7 +286,9 @@ def test_tables_are_the_evaluation_of_every_interval(
     numbers, pp, dp, zero, m, precision, tied, inner, practice
 ):
     last = len(numbers) - 1
-    blocks = [block(i, x, ties(i, last, tied, inner)) for i, x in enumerate(numbers)]
+    blocks = with_last_holders(
+        [block(i, x, ties(i, last, tied, inner)) for i, x in enumerate(numbers)]
+    )
     on, zero = cluster(pp * dp), min(zero, 1) if practice.gradient_buffer else zero
     setting = Setting(
         on, Mesh(pp, dp, 1), 1, m, "1f1b", zero, precision, "adamw", practice=practice

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
+from autopar.block_cost import with_last_holders
 from autopar.cost.pipeline import actions
 from autopar.cost.setting import Setting
 from autopar.errors import UsageError
@@ -79,9 +80,12 @@ def test_equals_brute_force(
 ):
     schedule, chunks = kind
     assume(pp * chunks <= len(rows) and not refused(pp, microbatches, schedule))
-    blocks = [
-        divided(block(i, n, ties(i, len(rows) - 1, tied, inner)), part) for i, n in enumerate(rows)
-    ]
+    blocks = with_last_holders(
+        [
+            divided(block(i, n, ties(i, len(rows) - 1, tied, inner)), part)
+            for i, n in enumerate(rows)
+        ]
+    )
     mesh = Mesh(pp, dp, 1)
     on = cluster(mesh.size)
     on = replace(on, device=replace(on.device, divided_slowdown=slowdown))

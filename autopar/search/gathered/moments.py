@@ -50,12 +50,12 @@ class ChainMoments:
         self.saved_ahead = sums_before(chain.ints(lambda b: b.saved_bytes))
         self.least_ahead = sums_before(chain.ints(lambda b: b.least_kept))
         self.inside, self.last_inside = (intervals.inside(alone=a) for a in (False, True))
-        self.at_end = {first: intervals.at_end(first) for first in (True, False)}
         self.in_forward = chain.ints(block_moment.working_in_forward)
         self.rebuilt = np.array([rebuilt for _, rebuilt in tables.kinds], np.int64)
         self.can = intervals.can
         self._gathered: dict[frozenset[str], Ints] = {}
         self._made: dict[tuple[frozenset[str], bool], Ints] = {}
+        self._at_end: dict[tuple[frozenset[str], bool], tuple[Ints, Ints]] = {}
 
     def gathered(self, rooted: frozenset[str]) -> Ints:
         """Bytes that every block gathers."""
@@ -73,9 +73,20 @@ class ChainMoments:
                 lambda b: block_moment.left_bytes(b, self.setting, rooted=rooted)
             )
             if first:
-                made = made + self.chain.ints(lambda b: block_moment.made_bytes(b, self.setting))
+                made = made + self.chain.ints(
+                    lambda b: block_moment.made_bytes(b, self.setting, rooted=rooted)
+                )
             self._made[rooted, first] = sums_before(made)
         return self._made[rooted, first]
+
+    def at_end(self, rooted: frozenset[str], first: bool) -> tuple[Ints, Ints]:
+        """What there is of every block as its backward ends, over what it saved; and of one that is
+        the last of its stage."""
+        if (rooted, first) not in self._at_end:
+            find = self.tables.intervals.at_end
+            found = find(first, rooted, alone=False), find(first, rooted, alone=True)
+            self._at_end[rooted, first] = found
+        return self._at_end[rooted, first]
 
 
 class StageMoments:
@@ -111,7 +122,10 @@ class StageMoments:
         constant = intervals.throughout(first, a, b)
         inside = of.inside[a:b].copy()
         inside[-1] = of.last_inside[b - 1]
-        backward = np.maximum(inside + self.gathered, of.at_end[first][a:b]) + self.prefetched
+        ends, last_ends = of.at_end(self.rooted, first)
+        end = ends[a:b].copy()
+        end[-1] = last_ends[b - 1]
+        backward = np.maximum(inside + self.gathered, end) + self.prefetched
         sent = np.full(b - a, intervals.sent[b], np.int64)
         sent[-1] = 0
         most = np.maximum(backward, of.in_forward[a:b] + self.in_forward) + sent
