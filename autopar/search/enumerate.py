@@ -122,7 +122,7 @@ def search(
     scores: tuple[RecipeScore, ...] = ()
     if explain and state.best is not None:
         scores = recipes(state.prices, cluster, options, limit)
-        if not str(options.pins):
+        if options.pins == options.forced:
             state.best = _not_worse(state.best, scores, proven=not state.queue_left)
     beside: tuple[Neighbour, ...] = ()
     alternatives: Sequence[Choice] = ()
@@ -139,7 +139,7 @@ def search(
         seconds=found_in,
         comparison_seconds=all_in - found_in,
         provider_seconds=state.prices.seconds,
-        pins=str(options.pins),
+        pins="" if options.pins == options.forced else str(options.pins),
     )
 
 

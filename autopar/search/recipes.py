@@ -30,7 +30,8 @@ SIZES = (1, 2, 4, 8)
 def recipes(
     prices: Prices, cluster: Cluster, options: SearchOptions, limit: int
 ) -> tuple[RecipeScore, ...]:
-    """Score every recipe on `cluster` under `limit` bytes; pins do not apply to them."""
+    """Score every recipe on `cluster` under `limit` bytes. Of pins those alone apply that the program
+    leaves no choice about."""
     world = cluster.size
     score = _Scorer(prices, cluster, options, limit)
     several = min(cluster.nodes, cluster.ranks_per_node) > 1
@@ -83,6 +84,9 @@ class _Scorer:
             if self.options.global_batch % mesh.dp:
                 reason = f"global batch {self.options.global_batch} does not divide over {mesh}"
                 continue
+            if out := self._ruled_out(mesh, zero):
+                reason = out
+                continue
             best: Choice | None = None
             for setting in self._settings(mesh, zero):
                 floor = bound(self.prices.optimistic(setting), setting).peak
@@ -102,9 +106,20 @@ class _Scorer:
             reason = f"needs at least {format_bytes(least)} of {format_bytes(self.limit)}"
         return RecipeScore(name, None if least is None else False, None, reason)
 
+    def _ruled_out(self, mesh: Mesh, zero: int) -> str:
+        """Why the program does not let a recipe be, or ''."""
+        forced = self.options.forced
+        if forced.dp not in (None, mesh.dp):
+            return "the samples of a step have to stay on one rank (see the notes)"
+        if forced.zero == 0 and zero and mesh.dp > 1:
+            return "a parameter of no dims can't be sharded"
+        return ""
+
     def _settings(self, mesh: Mesh, zero: int) -> Iterator[Setting]:
         samples = self.options.global_batch // mesh.dp
         allowed = set(self.prices.provider.microbatch_sizes(samples))
+        if self.options.forced.microbatches == 1:
+            allowed &= {samples}
         for size in microbatch_sizes(samples, allowed):
             if size in SIZES or len(allowed) == 1:
                 count = samples // size

@@ -145,6 +145,24 @@ def test_language_models_keep_samples_apart(name: str) -> None:
     assert prepare(program, program.sizes).batch_stays_whole == ""
 
 
+class Decoder(nn.Module):
+    """torch's own layers: attention reads positions before samples, and merges both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(128, 4, 512, 0.0, batch_first=True)
+        self.decoder = nn.TransformerDecoderLayer(128, 4, 512, 0.0, batch_first=True)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.as_tensor(self.decoder(y, self.encoder(x)).square().mean())
+
+
+def test_cross_attention_keeps_samples_apart() -> None:
+    """In 32 bits a softmax over products of random weights makes much of their rounding."""
+    program = capture(Decoder(), {"x": torch.randn(8, 32, 128), "y": torch.randn(8, 32, 128)})
+    assert prepare(program, program.sizes).batch_stays_whole == ""
+
+
 class Normed(nn.Module):
     """`mix` beside a batch norm that keeps statistics."""
 
