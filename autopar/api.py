@@ -29,10 +29,10 @@ from autopar.passes.verify import verify
 from autopar.plan_check import check_plan
 from autopar.plan_document import Plan
 from autopar.program import Program
-from autopar.search.best_first import Progress
 from autopar.search.enumerate import search
 from autopar.search.infeasible import explain_infeasible, infeasible_error
 from autopar.search.options import Pins, SearchOptions, parse_pins
+from autopar.search.progress import Progress
 from autopar.units import parse_bytes
 from autopar.workflow.explanation import Explanation, explanation
 from autopar.workflow.forced_pins import with_forced_pins

@@ -342,16 +342,22 @@ def passes(
     )
 
 
+# As shells report it: 128 and the number of the signal.
+INTERRUPTED = 130
+
+
 def main() -> int:
     """Entry point; an error that a user can mend is one message on stderr and its own exit code."""
     try:
         result = app(standalone_mode=False)
+        if result == INTERRUPTED:  # which is what is left of a KeyboardInterrupt
+            typer.echo("interrupted: nothing was found yet", err=True)
     except AutoparError as error:
         typer.echo(f"error: {error}", err=True)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("interrupted", err=True)
-        return 130
+        return INTERRUPTED
     except Exception as error:
         code = getattr(error, "exit_code", None)
         show_usage = getattr(error, "show", None)

@@ -14,8 +14,8 @@ from autopar.experts.history import Recorded
 from autopar.experts.load import of_file
 from autopar.models import ModelSource, resolve_model
 from autopar.plan_check import check_plan
-from autopar.search.best_first import Progress
 from autopar.search.infeasible import infeasible_error
+from autopar.search.progress import Progress
 from autopar.workflow.outcome import Outcome
 from autopar.workflow.pictures import block_pictures
 
@@ -45,6 +45,8 @@ def find_plan(request: PlanRequest, *, quiet: bool) -> tuple[Outcome, Cluster]:
         cluster = cluster.with_execution(request.execution)
     pins, precision = take_precision(request.pins, request.precision)
     precision = precision or default_precision(request.model, cluster)
+    if not quiet:
+        _status("capture and analyses")
     source = resolved(request, precision)
     outcome = search_plan(
         source.model,
@@ -105,15 +107,19 @@ def default_precision(model: str, cluster: Cluster) -> str | None:
 
 
 def _show_progress(state: Progress) -> None:
+    best = f"{state.best_seconds:.4g} s" if state.best_seconds else "none yet"
+    _status(
+        f"search: {state.explored} explored, {state.pruned} pruned, {state.waiting} waiting, "
+        f"best {best}, bound {state.bound_seconds:.4g} s"
+    )
+    if state.interrupted:
+        _status("interrupted: the best plan so far is completed; once more to leave without it")
+
+
+def _status(text: str) -> None:
+    """The line that says what is done, on a terminal."""
     if sys.stderr.isatty():
-        best = f"{state.best_seconds:.4g} s" if state.best_seconds else "none yet"
-        print(
-            f"\rsearch: {state.explored} explored, {state.waiting} waiting, best {best}, "
-            f"bound {state.bound_seconds:.4g} s ",
-            end="",
-            file=sys.stderr,
-            flush=True,
-        )
+        print(f"\r\033[K{text} ", end="", file=sys.stderr, flush=True)
 
 
 def plan_command(

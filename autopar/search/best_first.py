@@ -30,6 +30,7 @@ from autopar.search.bounds import bound, cut_seconds
 from autopar.search.chain import Chain
 from autopar.search.options import SearchOptions, stage_starts
 from autopar.search.prices import Prices
+from autopar.search.progress import Progress
 from autopar.search.recompute_pin import recompute_mode
 from autopar.search.reshard_pin import kept_gathered
 from autopar.search.result import Choice
@@ -43,16 +44,6 @@ OTHER_WAITS = 4
 # Plans of so much more than the bound are looked for first, and then of more and more; at last any.
 NEAR, FURTHER, TRIES = 0.04, 2.0, 4
 Tie = tuple[int, bool, int, bool, int, int, int, int, bool, bool, int, int, int]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where the search stands; handed to the `progress` callback now and then."""
-
-    explored: int
-    waiting: int
-    best_seconds: float | None
-    bound_seconds: float
 
 
 class Stage(IntEnum):
@@ -242,19 +233,36 @@ class BestFirst:
             explored += 1
             try:
                 if progress and explored % 10 == 1:
-                    seconds = best if self.best else None
-                    least = min([first.bound, *(e.bound for e in self.later[:1])])
-                    waiting = len(self.queue) + len(self.later)
-                    progress(Progress(explored, waiting, seconds, least))
+                    progress(self._progress(explored, first))
                 self._step(first, best)
             except KeyboardInterrupt:
                 # What was being looked at is looked at again by none: its bound still counts.
+                heapq.heappush(self.queue, first)
                 if self.interrupted or self.best is None:
                     raise
                 self.interrupted = True
-                heapq.heappush(self.queue, first)
+                if progress:
+                    progress(replace(self._progress(explored, first), interrupted=True))
         self.count["pruned by time bound"] += len(self.queue)
         return self.best.step_seconds if self.best else float("inf")
+
+    @property
+    def bound(self) -> float:
+        """Nothing that was not looked at takes less."""
+        return min(e.bound for e in (*self.queue[:1], *self.later[:1]))
+
+    def give_up(self, best: Choice) -> float:
+        """End with a plan that was found elsewhere; returns the lower bound."""
+        self.best, self.interrupted, self.queue_left = best, True, True
+        return min(best.step_seconds, self.bound)
+
+    def _progress(self, explored: int, first: _Entry) -> Progress:
+        least = min([first.bound, *(e.bound for e in self.later[:1])])
+        best = self.best.step_seconds if self.best else None
+        left = [e.bound for e in (*self.queue, *self.later)]
+        beaten = sum(bound > best for bound in left) if best else 0
+        pruned = sum(count for reason, count in self.count.items() if reason.startswith("pruned"))
+        return Progress(explored, len(left) - beaten, best, least, pruned + beaten)
 
     def _step(self, entry: _Entry, best: float) -> None:
         """Price or solve the entry with the lowest bound."""

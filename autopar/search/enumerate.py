@@ -17,10 +17,11 @@ from autopar.cost.evaluate import Evaluation, assert_agrees, evaluate
 from autopar.cost.setting import Setting
 from autopar.errors import PassError, UsageError
 from autopar.search import interleaved
-from autopar.search.best_first import TIE, BestFirst, Progress, fastest_others, keep_fastest
+from autopar.search.best_first import TIE, BestFirst, fastest_others, keep_fastest
 from autopar.search.neighbours import neighbours
 from autopar.search.options import SearchOptions, check_pins
 from autopar.search.prices import Prices
+from autopar.search.progress import Progress
 from autopar.search.recipes import recipes
 from autopar.search.recompute_pin import named_blocks
 from autopar.search.result import Choice, Neighbour, RecipeScore, SearchResult
@@ -109,7 +110,12 @@ def search(
     limit = options.limit(cluster)
     state = BestFirst(Prices(provider, named_blocks(options.pins)), found, options, limit)
     deadline = begin + options.time_limit if options.time_limit is not None else None
-    least = state.run(deadline, progress)
+    try:
+        least = state.run(deadline, progress)
+    except KeyboardInterrupt:
+        if progress and state.best is None:
+            progress(Progress(0, len(state.queue), None, state.bound, interrupted=True))
+        least = state.give_up(_at_once(state, cluster, options))
     if state.best and options.pins.chunks is None and not state.queue_left:
         state.extend(uneven_chunks(found, state.best.mesh, provider))
         least = state.run(deadline, progress)
@@ -120,13 +126,13 @@ def search(
     if state.best is None:
         state.prices.check_boundary(options.pins.boundary)
     scores: tuple[RecipeScore, ...] = ()
+    explain = explain and not state.interrupted
     if explain and state.best is not None:
         scores = recipes(state.prices, cluster, options, limit)
         if options.pins == options.forced:
             state.best = _not_worse(state.best, scores, proven=not state.queue_left)
     beside: tuple[Neighbour, ...] = ()
     alternatives: Sequence[Choice] = ()
-    explain = explain and not state.interrupted
     if explain:
         alternatives = state.other_meshes(options.alternatives)
     if explain and state.best is not None:
@@ -141,6 +147,18 @@ def search(
         provider_seconds=state.prices.seconds,
         pins="" if options.pins == options.forced else str(options.pins),
     )
+
+
+def _at_once(state: BestFirst, cluster: Cluster, options: SearchOptions) -> Choice:
+    """The best plain recipe, where the search was interrupted before there was any plan; without
+    one that fits, or with pins, which recipes do not follow, the interrupt is passed on."""
+    scores: tuple[RecipeScore, ...] = ()
+    if options.pins == options.forced and state.best is None:
+        scores = recipes(state.prices, cluster, options, state.limit)
+    fitting = [s.choice for s in scores if s.fits and s.choice]
+    if not fitting:
+        raise KeyboardInterrupt
+    return min(fitting, key=lambda choice: choice.step_seconds)
 
 
 def _best_of_meshes(

@@ -30,8 +30,8 @@ SIZES = (1, 2, 4, 8)
 def recipes(
     prices: Prices, cluster: Cluster, options: SearchOptions, limit: int
 ) -> tuple[RecipeScore, ...]:
-    """Score every recipe on `cluster` under `limit` bytes. Of pins those alone apply that the program
-    leaves no choice about."""
+    """Score every recipe on `cluster` under `limit` bytes. Of pins those alone apply that the
+    program leaves no choice about."""
     world = cluster.size
     score = _Scorer(prices, cluster, options, limit)
     several = min(cluster.nodes, cluster.ranks_per_node) > 1

@@ -246,11 +246,25 @@ def test_an_interrupt_gives_the_best_plan_so_far_with_its_gap(monkeypatch, after
     assert not found.alternatives and not found.neighbours
 
 
-def test_an_interrupt_before_any_plan_ends_the_search(monkeypatch):
+def test_an_interrupt_before_any_plan_returns_the_best_recipe(monkeypatch):
+    provider = Provider(cluster(8))
+    free = search(provider, provider.on, SearchOptions(32))
+    monkeypatch.setattr(stages, "solve", lambda *args, **options: exec("raise KeyboardInterrupt"))
+    found = search(provider, provider.on, SearchOptions(32))
+    assert found.choice is not None and found.status == "feasible"
+    best = min(r.choice.step_seconds for r in free.recipes if r.fits)
+    assert found.choice.step_seconds == pytest.approx(best)
+    assert found.bound_step_seconds <= free.step_seconds * (1 + TIE)
+    assert any("interrupted" in note for note in found.notes)
+
+
+def test_an_interrupt_before_any_plan_ends_a_search_without_recipes(monkeypatch):
+    """Pins, which recipes do not follow."""
     provider = Provider(cluster(8))
     monkeypatch.setattr(stages, "solve", lambda *args, **options: exec("raise KeyboardInterrupt"))
+    pinned = SearchOptions(32, pins=parse_pins("tp=2,schedule=1f1b"))
     with pytest.raises(KeyboardInterrupt):
-        search(provider, provider.on, SearchOptions(32))
+        search(provider, provider.on, pinned)
 
 
 def test_asks_for_prices_only_where_the_bound_leaves_a_doubt():
@@ -269,6 +283,7 @@ def test_progress_is_reported():
     provider = Provider(cluster(8))
     search(provider, provider.on, SearchOptions(32), seen.append)
     assert seen and seen[0].explored == 1 and seen[0].best_seconds is None
+    assert max(state.pruned for state in seen) > 0
 
 
 def test_an_objective_that_is_not_the_cost_is_refused(monkeypatch):
