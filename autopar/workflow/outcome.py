@@ -75,7 +75,7 @@ def build_plan(
     flops_per_sample: float,
     seconds: dict[str, float],
     notes: tuple[str, ...],
-    more: Explanation,
+    more: Explanation | None = None,
     spare_experts: int = 0,
 ) -> Plan:
     """The plan of a search that found one. `flops_per_sample`: forward and backward of one sample,
@@ -104,7 +104,7 @@ def build_plan(
         kinds=kinds,
         sizes=bound,
         reruns=choice.reruns,
-        predicted=more.into(
+        predicted=(more or Explanation()).into(
             _predictions(result, choice, cluster, bound, global_batch, flops_per_sample, seconds)
         ),
         notes=tuple(dict.fromkeys((*notes, *result.notes)))[:NOTES_SHOWN],
