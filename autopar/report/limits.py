@@ -239,18 +239,10 @@ def others(plan: Plan, most: int = 5) -> list[str]:
         found.append(f"Not {mesh_text(other.get('mesh', '?'))}: {cost_text(facts, other)}")
     for recipe in facts.recipes:
         found.append(f"Plain {recipe.get('name', '?')}: {cost_text(facts, recipe)}")
-    return [_sentence(text) for text in found]
+    return [sentence(text) for text in found]
 
 
-def neighbours(plan: Plan) -> list[str]:
-    """What each single change of a decision would cost, the cheapest first."""
-    facts = Facts.of(plan)
-    never = float("inf")
-    ranked = sorted(facts.neighbours, key=lambda n: n.get("step_seconds") or never)
-    return [_sentence(f"{n.get('change', '?')}: {cost_text(facts, n)}") for n in ranked]
-
-
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
     text = text[:1].upper() + text[1:]
     return text if text.endswith(".") else text + "."
 

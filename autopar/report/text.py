@@ -10,11 +10,13 @@ from autopar.report.block_picture import BlockPicture
 from autopar.report.expert_words import expert_part
 from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts, mesh_text
 from autopar.report.format import count_text, percent_text, plural
-from autopar.report.limits import cost_text, limits, neighbours, others, proof
+from autopar.report.limits import cost_text, limits, others, proof
 from autopar.report.memory_words import memory_lines, memory_title
+from autopar.report.neighbour_words import neighbours, neighbours_title
 from autopar.report.op_words import heaviest
 from autopar.report.placements import block_words
 from autopar.report.reruns import recomputed_text, rerun_rows
+from autopar.report.schedule_words import schedule_text
 from autopar.report.sequence_words import SHORT, attention_ways, part_text
 from autopar.report.shard_words import kept_text, zero_text
 from autopar.units import format_bytes, format_seconds
@@ -63,7 +65,7 @@ def explain(plan: Plan) -> str:
         (memory_title(plan), memory_lines(plan)),
         ("Heaviest ops, on the rank that has the most of them:", heaviest(plan)),
         ("Why this one:", others(plan)),
-        ("One decision changed; cuts, placements and recomputation chosen anew:", neighbours(plan)),
+        (neighbours_title(plan), neighbours(plan)),
     ):
         if sentences:
             lines += ["", title, *(f"  - {sentence}" for sentence in sentences)]
@@ -87,13 +89,7 @@ def headline(plan: Plan) -> str:
 
 
 def schedule_name(plan: Plan) -> str:
-    if plan.schedule == "interleaved":
-        return f"interleaved 1F1B with {plan.chunks} chunks"
-    if plan.schedule == "zero-bubble":
-        return f"zero-bubble with {plural(plan.chunks, 'chunk')}"
-    if plan.schedule == "zbv":
-        return "V-shaped zero-bubble"
-    return {"gpipe": "GPipe", "1f1b": "1F1B"}.get(plan.schedule, plan.schedule)
+    return schedule_text(plan.schedule, plan.chunks)
 
 
 def stage_name(plan: Plan, stage: int) -> str:

@@ -43,7 +43,7 @@ def _price(facts: Facts, tp: int) -> str:
     meshes = [a for a in facts.alternatives if f"tp{tp}" in mesh_text(a.get("mesh", "")).split()]
     seconds = [s for o in (*asked, *meshes) if (s := o.get("step_seconds"))]
     if seconds and (ratio := facts.ratio(min(seconds))):
-        return f" TP {tp}: {format_seconds(min(seconds))}, {relative_text(ratio)}."
+        return f" TP {tp}: at best {format_seconds(min(seconds))}, {relative_text(ratio)}."
     for other in asked:
         if other.get("fits") is False:
             return f" TP {tp} does not fit in memory."

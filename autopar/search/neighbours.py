@@ -185,8 +185,10 @@ def _sharding(best: Choice, kept: Pins) -> Iterator[_Change]:
 def _schedules(best: Choice, kept: Pins, blocks: int) -> Iterator[_Change]:
     """GPipe or 1F1B, and with more or fewer chunks (of a plan without any: the best number of
     them), with divided backwards or without."""
-    other = "gpipe" if best.schedule == "1f1b" else "1f1b"
-    yield _Change(f"schedule {other}", replace(kept, schedule=other, chunks=1))
+    few = best.microbatches < best.mesh.pp  # which 1F1B does not take
+    other = "gpipe" if best.schedule == "1f1b" or few else "1f1b"
+    if other != best.schedule:
+        yield _Change(f"schedule {other}", replace(kept, schedule=other, chunks=1))
     fit = blocks // best.mesh.pp
     for other in CHUNKED:
         if other != best.schedule and (fit > 1 or other in ONE_CHUNK):
@@ -208,7 +210,10 @@ def _runnable(change: _Change) -> _Change:
         zero=pins.zero or 0, ep=pins.ep or 1, recomputes=full
     ):
         return change
-    return replace(change, pins=replace(pins, schedule="interleaved"))
+    chunks, pp = pins.chunks or 1, pins.pp or 1
+    if chunks > 1 and not chunks_refused("interleaved", chunks, pp):
+        return replace(change, pins=replace(pins, schedule="interleaved"))
+    return replace(change, pins=replace(pins, schedule=None, chunks=None))
 
 
 def _level(best: Choice, ranks: int) -> int | None:

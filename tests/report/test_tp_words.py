@@ -24,7 +24,7 @@ def test_inside_a_node() -> None:
     text = tp_sentence(with_tp(4, NEAR, FAR, change="TP 8", fits=True, step_seconds=5.0))
     assert "stays among the 8 ranks of a node (nvlink 400 GB/s)" in text
     assert "across nodes (network 50 GB/s) large messages take 8.0× as long" in text
-    assert text.endswith("TP 8: 5.00 s, 25.0 % slower.")
+    assert text.endswith("TP 8: at best 5.00 s, 25.0 % slower.")
 
 
 def test_over_nodes() -> None:
@@ -37,7 +37,7 @@ def test_the_fastest_plan_of_the_degree_is_told() -> None:
     plan = with_tp(4, NEAR, FAR, change="TP 8", fits=True, step_seconds=5.0)
     meshes = [{"mesh": "pp1 dp2 tp8", "step_seconds": 4.4}, {"mesh": "pp1 dp1 tp16", "fits": False}]
     plan = replace(plan, predicted={**plan.predicted, "alternatives": meshes})
-    assert tp_sentence(plan).endswith("TP 8: 4.40 s, 10.0 % slower.")
+    assert tp_sentence(plan).endswith("TP 8: at best 4.40 s, 10.0 % slower.")
 
 
 def test_why_there_is_no_wider_one() -> None:
@@ -48,7 +48,7 @@ def test_why_there_is_no_wider_one() -> None:
 
 def test_without_tp_and_on_one_kind_of_links() -> None:
     text = tp_sentence(with_tp(1, NEAR, FAR, change="TP 2", fits=True, step_seconds=4.4))
-    assert text == "TP is 1: no layer is split. TP 2: 4.40 s, 10.0 % slower."
+    assert text == "TP is 1: no layer is split. TP 2: at best 4.40 s, 10.0 % slower."
     assert "one kind of links" in tp_sentence(with_tp(2, NEAR))
 
 
