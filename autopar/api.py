@@ -37,6 +37,7 @@ from autopar.units import parse_bytes
 from autopar.workflow.explanation import Explanation, explanation
 from autopar.workflow.forced_pins import with_forced_pins
 from autopar.workflow.model_costs import ModelCosts
+from autopar.workflow.other_prices import OtherPrices
 from autopar.workflow.outcome import Outcome, build_plan
 from autopar.workflow.prepare import prepare
 from autopar.workflow.world import decide_on_first_rank, world_cluster, world_size
@@ -179,20 +180,11 @@ def search_program(
         spare_experts=spare_experts,
     )
     start = time.perf_counter()
-    sizes = planned_sizes(program, sequence)
-    program = prepare(program, sizes)
-
-    def prices(other_precision: str, other: Cluster) -> ModelCosts | None:
-        """Relaxations may change the precision, and make the cluster larger."""
-        if other_precision not in known and recapture:
-            source = prepare(recapture(other_precision), sizes)
-            known[other_precision] = model_costs(source, cluster, sizes, options)
-        found = known.get(other_precision)
-        return found.on(other) if found is not None else None
+    sizes, captured = planned_sizes(program, sequence), program
+    program = prepare(captured, sizes)
 
     options = with_forced_pins(options, program)
     costs = model_costs(program, cluster, sizes, options)
-    known = {precision: costs}
     analysed = time.perf_counter() - start
     result = search(costs, cluster, options, progress, explain=explain)
     seconds = {
@@ -202,7 +194,12 @@ def search_program(
     }
     if result.choice is None:
         if explain:
-            result = explain_infeasible(result, costs, cluster, options, prices)
+
+            def price(other: Program, of: dict[str, int]) -> ModelCosts:
+                return model_costs(prepare(other, of), cluster, of, options)
+
+            others = OtherPrices(captured, sizes, precision, costs, recapture, price)
+            result = explain_infeasible(result, costs, cluster, options, others)
         return Outcome(None, result, program, seconds)
     flops = costs.flops_per_sample(result.choice.microbatch)
     kinds, notes = costs.blocks.kinds, costs.all_notes()

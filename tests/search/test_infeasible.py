@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from autopar.search import columns, stages
 from autopar.search.enumerate import search
 from autopar.search.infeasible import explain, explain_infeasible, infeasible_error
 from autopar.search.options import SearchOptions, parse_pins
+from autopar.search.remedies import with_nodes
 from autopar.search.smallest_memory import least_peak
 from tests.search.synthetic import Provider, cluster
 from tests.search.test_stages import NUMBERS, SETS, block, brute_force
@@ -30,9 +33,9 @@ def impossible(pins: str = "", **changes):
     return provider, options, result
 
 
-def factory(precision, on):
+def factory(precision, on, /, shorter=1):
     scale = 1 if precision == "bf16" else 2
-    return Provider(on, sequence=1024 * scale)
+    return Provider(on, sequence=1024 * scale // shorter)
 
 
 def test_the_smallest_memory_works_and_one_byte_less_does_not():
@@ -73,7 +76,10 @@ def test_relaxations_come_in_order_and_are_solved():
     found = explain_infeasible(result, provider, provider.on, options, factory).infeasible
     names = [r.change for r in found.relaxations]
     assert names[0] == "precision bf16"
-    order = ["recompute=full instead of none", "free microbatch=2", "free zero=0"]
+    order = [
+        *("free microbatch=2", "global batch 8", "half the sequence"),
+        *("recompute=full instead of none", "free zero=0", "optimizer adamw-8bit"),
+    ]
     assert [n for n in names if n in order] == order
     assert any(r.fits for r in found.relaxations)
     for relaxation in found.relaxations:
@@ -81,12 +87,45 @@ def test_relaxations_come_in_order_and_are_solved():
             assert relaxation.peak_bytes <= options.memory_limit and relaxation.step_seconds > 0
     text = explain(found)
     assert "nothing fits in 150.0 MiB per rank" in text and "not enough: " in text
+    assert "not tried: LoRA" in text and "offloading" in text
 
 
 def test_more_ranks_are_tried_on_a_larger_cluster():
     provider, options, result = impossible("recompute=full,zero=3")
     found = explain_infeasible(result, provider, provider.on, options, factory).infeasible
     assert {"2 x the ranks (8)", "4 x the ranks (16)"} <= {r.change for r in found.relaxations}
+
+
+@pytest.mark.parametrize("fewest", [3, 4, 5, 7, 8])
+def test_the_fewest_nodes_that_fit_are_found(fewest):
+    """Of nodes of one rank, up to four times as many as were given."""
+    on = cluster(2, per_node=1)
+    pins = parse_pins("tp=1,pp=1,zero=3,recompute=full,microbatch=1")
+    options = SearchOptions(840, pins=pins)
+
+    def needs(nodes: int) -> int:
+        larger = with_nodes(on, nodes)
+        provider, small = factory("bf16-mixed", larger), replace(options, memory_limit=MIB)
+        found = explain_infeasible(search(provider, larger, small), provider, larger, small)
+        return found.infeasible.smallest_bytes
+
+    tight = replace(options, memory_limit=needs(fewest))
+    assert needs(fewest - 1) > tight.memory_limit
+    provider = factory("bf16-mixed", on)
+    result = search(provider, on, tight)
+    found = explain_infeasible(result, provider, on, tight, factory).infeasible
+    ranks = {}
+    for tried in found.relaxations:
+        if size := re.search(r"\((\d+)(?: ranks)?\)", tried.change):
+            ranks[int(size[1])] = tried.fits
+    assert min(n for n, fits in ranks.items() if fits) == fewest
+    assert fewest == 3 or not ranks[fewest - 1]
+
+
+def test_nothing_pinned_is_not_freed_at_once():
+    provider, options, result = impossible()
+    found = explain_infeasible(result, provider, provider.on, options, factory).infeasible
+    assert not any("pins" in r.change for r in found.relaxations)
 
 
 def test_what_the_program_forces_is_not_freed():

@@ -1,0 +1,175 @@
+"""What makes an impossible request possible, each verified by solving it.
+
+In the order in which a practitioner tries: precision, micro-batch and batch, sequence,
+recomputation, schedule, ZeRO, degrees, optimizer, more ranks, down to the fewest nodes that are
+enough; then all of them at once if no single one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from autopar.block_cost import CostProvider
+from autopar.cluster import Cluster
+from autopar.errors import AutoparError
+from autopar.plan_document import OF_ELEMENTS
+from autopar.search.enumerate import search
+from autopar.search.options import Pins, SearchOptions
+from autopar.search.result import Relaxation
+
+# Between the optimizer and more ranks a practitioner would think of these.
+NOT_TRIED = (
+    "LoRA (freeze the weights, train adapters, and plan that model), offloading states to the host "
+    "(which is not executed)"
+)
+FACTORS = (2, 4, 8, 16)
+
+
+class ProviderFactory(Protocol):
+    """Prices for another precision or cluster, or of a sequence that is so many times as short;
+    None where they can't be made."""
+
+    def __call__(
+        self, precision: str, cluster: Cluster, /, shorter: int = 1
+    ) -> CostProvider | None: ...
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A request that differs: `text` says how. `shorter`: so many times its sequence."""
+
+    text: str
+    options: SearchOptions
+    shorter: int = 1
+
+
+def relaxations(
+    provider: CostProvider,
+    cluster: Cluster,
+    options: SearchOptions,
+    factory: ProviderFactory | None,
+) -> tuple[Relaxation, ...]:
+    """Every relaxation that applies here, solved; all free decisions together if none is enough."""
+    return tuple(_Attempts(provider, cluster, options, factory).all())
+
+
+class _Attempts:
+    def __init__(
+        self,
+        provider: CostProvider,
+        cluster: Cluster,
+        options: SearchOptions,
+        factory: ProviderFactory | None,
+    ) -> None:
+        self.provider, self.cluster = provider, cluster
+        self.options, self.factory = options, factory
+        self.tried: list[Relaxation] = []
+
+    def all(self) -> list[Relaxation]:
+        for change in _changes(self.options, other_prices=self.factory is not None):
+            self._try(change, self.cluster)
+        if self.factory is not None:
+            self._more_ranks("{} x the ranks ({})", self.options, FACTORS[:2])
+        if self.factory is not None and not any(t.fits for t in self.tried):
+            precision, forced = _leaner(self.options.precision), self.options.forced
+            together = replace(self.options, precision=precision, pins=forced)
+            if self.options.pins != forced:
+                text = "all of these pins and precision at once"
+                self._try(_Change(text, together), self.cluster)
+            if not any(t.fits for t in self.tried):
+                self._more_ranks("all at once on {1} ranks", together, FACTORS)
+        return self.tried
+
+    def _more_ranks(self, text: str, options: SearchOptions, factors: tuple[int, ...]) -> None:
+        """Twice as many until it fits, then the fewest nodes between that and what did not."""
+        nodes, enough = self.cluster.nodes, 0
+        for factor in factors:
+            on = with_nodes(self.cluster, factor * nodes)
+            if self._try(_Change(text.format(factor, on.size), options), on):
+                enough = on.nodes
+                break
+        too_few = enough // 2
+        while enough - too_few > 1:
+            middle = (too_few + enough) // 2
+            on = with_nodes(self.cluster, middle)
+            if self._try(_Change(f"{middle} nodes ({on.size} ranks)", options), on):
+                enough = middle
+            else:
+                too_few = middle
+
+    def _try(self, change: _Change, on: Cluster) -> bool:
+        self.tried.append(self._attempt(change, on))
+        return self.tried[-1].fits
+
+    def _attempt(self, change: _Change, on: Cluster) -> Relaxation:
+        options, factory = change.options, self.factory
+        same = on is self.cluster and options.precision == self.options.precision
+        try:
+            prices: CostProvider | None = self.provider
+            if factory is not None and not (same and change.shorter == 1):
+                prices = factory(options.precision, on, shorter=change.shorter)
+            result = search(prices, on, options, explain=False) if prices is not None else None
+        except AutoparError:
+            return Relaxation(change.text, False)
+        if result is None or result.choice is None:
+            return Relaxation(change.text, False)
+        peak = max(result.choice.peaks)
+        described = result.choice.describe()
+        return Relaxation(change.text, True, result.step_seconds, peak, described)
+
+
+def _changes(options: SearchOptions, *, other_prices: bool) -> Iterator[_Change]:
+    """Single changes of the request on the same cluster, in the order to try them."""
+    pins = options.pins
+    leaner = _leaner(options.precision)
+    if leaner != options.precision and other_prices:
+        yield _Change(f"precision {leaner}", replace(options, precision=leaner))
+
+    def free(*names: str) -> Iterator[_Change]:
+        names = tuple(n for n in names if getattr(options.forced, n) is None)
+        pinned = [n for n in names if getattr(pins, n) is not None]
+        if pinned:
+            text = ", ".join(str(Pins(**{n: getattr(pins, n)})) for n in pinned)
+            yield _Change(f"free {text}", replace(options, pins=pins.without(*names)))
+
+    yield from free("microbatch", "microbatches")
+    if options.global_batch % 2 == 0:
+        half = options.global_batch // 2
+        yield _Change(f"global batch {half}", replace(options, global_batch=half))
+    if other_prices:
+        yield _Change("half the sequence", options, shorter=2)
+    if pins.recompute == "none":
+        full = replace(options, pins=replace(pins, recompute="full"))
+        yield _Change("recompute=full instead of none", full)
+    yield from free("recompute")
+    yield from free("schedule", "chunks")
+    yield from free("zero")
+    yield from free("boundary")
+    yield from free("cuts")
+    yield from free("tp", "pp", "dp", "cp", "cuts")
+    for name in _LEANER_OPTIMIZERS.get(options.optimizer, ()):
+        if options.spare_experts and name not in OF_ELEMENTS:
+            continue  # what is in a slot could not be moved
+        yield _Change(f"optimizer {name}", replace(options, optimizer=name))
+
+
+# The nearest to what is asked for first.
+_LEANER_OPTIMIZERS = {
+    "adamw": ("adamw-8bit", "adafactor", "sgd-momentum", "sgd"),
+    "adamw-8bit": ("adafactor", "sgd"),
+    "sgd-momentum": ("sgd",),
+}
+
+
+def _leaner(precision: str) -> str:
+    return {"fp32": "bf16-mixed", "bf16-mixed": "bf16"}.get(precision, precision)
+
+
+def with_nodes(cluster: Cluster, nodes: int) -> Cluster:
+    """The same cluster with so many nodes; its outermost link reaches all of them."""
+    last, ranks = cluster.links[-1], nodes * cluster.ranks_per_node
+    links = (*cluster.links[:-1], replace(last, ranks=ranks))
+    name = f"{cluster.name} with {nodes} nodes"
+    return replace(cluster, name=name, nodes=nodes, links=links)
