@@ -127,6 +127,15 @@ def search_plan(
     error."""
     cluster = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     precision = precision or default_precision(model)
+    if precision not in PRECISION:
+        raise UsageError(
+            f"precision={precision}", next_step=f"choose one of {', '.join(PRECISION)}"
+        )
+    if not isinstance(pins, str | Pins):
+        raise UsageError(
+            f"pins are of type {type(pins).__name__}",
+            next_step='give a text, as "tp=8,zero=1"',
+        )
 
     def captured(other_precision: str) -> Program:
         dtype = COMPUTE[other_precision]
@@ -333,6 +342,8 @@ def rewrite_for(program: Program, plan: Plan) -> Parts:
 def planned_sizes(program: Program, sequence: int | None) -> dict[str, int]:
     """Sizes of the program's symbols: those of the example, with another sequence if asked for."""
     sizes = dict(program.sizes)
+    if sequence is not None and sequence < 1:
+        raise UsageError(f"a sequence of {sequence}", next_step="give at least one position")
     if sequence is not None and sequence != sizes.get("sequence"):
         if "sequence" not in program.symbols:
             raise UsageError(

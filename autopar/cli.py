@@ -101,7 +101,7 @@ def plan(
 ) -> None:
     """Find the fastest plan that fits, with its proof."""
     from autopar.commands.plan import PlanRequest
-    from autopar.commands.what_if import Comparison, plan_or_compare
+    from autopar.commands.what_if import comparison, plan_or_compare
 
     request = PlanRequest(
         model,
@@ -117,7 +117,7 @@ def plan(
         expert_load,
         spare_experts,
     )
-    several = Comparison(clusters, price, steps) if clusters is not None else None
+    several = comparison(clusters, price, steps)
     raise typer.Exit(plan_or_compare(request, several, out, report, as_json=json))
 
 

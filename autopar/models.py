@@ -56,6 +56,8 @@ def resolve_model(text: str, *, sequence: int | None, dtype: torch.dtype) -> Mod
     function. Raises `UsageError` for a name, file or sequence that can't be used.
     """
     kind, colon, rest = text.partition(":")
+    if sequence is not None and sequence < 1:
+        raise UsageError(f"a sequence of {sequence}", next_step="give at least one position")
     if kind == "zoo" and colon:
         text, config = text.lower(), _zoo_config(rest)
     elif kind == "hf" and colon:

@@ -114,6 +114,8 @@ def test_infeasible_is_an_answer(
         ([*PLAN, "--pin", "zero=4"], 2, "zero=4"),
         ([*PLAN, "--memory-limit", "lots"], 2, "lots"),
         ([*PLAN, "--precision", "fp8"], 2, "fp8"),
+        ([*PLAN, "--price", "h100=2"], 2, "--price without --clusters"),
+        ([*PLAN, "--seq", "0"], 2, "a sequence of 0"),
         (["show", "no-such-plan.json"], 4, "no plan file"),
         (["verify", LLAMA, "--nproc", "2", "--pin", "tp=4"], 2, "tp=4 is not legal"),
         (["verify", "zoo:llama3-8b", "--nproc", "4"], 2, "this machine"),

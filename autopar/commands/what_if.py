@@ -44,6 +44,13 @@ class Comparison:
     steps: int
 
 
+def comparison(clusters: str | None, prices: str, steps: int) -> Comparison | None:
+    """What was asked for; None for a plan on one cluster, which has no price."""
+    if clusters is None and prices:
+        raise UsageError("--price without --clusters", next_step="give both, or none of them")
+    return Comparison(clusters, prices, steps) if clusters is not None else None
+
+
 @dataclass(frozen=True)
 class Offer:
     """A cluster to rent, what it costs per GPU-hour (None: not given), and the plan for it.

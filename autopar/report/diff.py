@@ -97,7 +97,8 @@ def _strategies(a: Plan, b: Plan) -> list[tuple[str, str, str, str]]:
 def _predictions(a: Facts, b: Facts) -> list[tuple[str, str, str, str]]:
     rows = [_row("step", a.step_seconds, b.step_seconds, format_seconds)]
     rates = a.tokens_per_second_per_gpu, b.tokens_per_second_per_gpu
-    rows.append(_row(f"{a.samples}/s per GPU", *rates, count_text))
+    if a.samples == b.samples:  # else they are of different things
+        rows.append(_row(f"{a.samples}/s per GPU", *rates, count_text))
     rows.append(_row("MFU", a.mfu, b.mfu, percent_text))
     for term, words in TIME_TERMS.items():
         x, y = a.time_breakdown.get(term), b.time_breakdown.get(term)

@@ -42,7 +42,8 @@ def show(plan: Plan, pictures: Sequence[BlockPicture] = ()) -> Group:
         parts.append(_memory(plan, facts))
     if facts.time_breakdown:
         parts.append(_times(facts))
-    parts.append(_placements(plan, pictures, "tp"))
+    if plan.mesh.tp > 1:
+        parts.append(_placements(plan, pictures, "tp"))
     if plan.mesh.cp > 1:
         parts.append(_placements(plan, pictures, "cp"))
     if facts.recipes or facts.alternatives:
@@ -228,16 +229,13 @@ def _times(facts: Facts) -> Table:
 
 
 def _placements(plan: Plan, pictures: Sequence[BlockPicture], axis: str) -> Table:
-    ranks = plan.mesh.degree(axis)
     table = plain_table("block", "×", f"on the {axis} axis", "ops", right=4)
-    if ranks == 1:
-        table.title = f"{axis} is 1: every op is whole"
     for block in block_words(plan, pictures, axis):
         label, count = block.name, str(block.count)
         for words, ops in block.main:
             table.add_row(label, count, words, ops)
             label = count = ""
-        if block.rest and ranks > 1:
+        if block.rest:
             table.add_row(label, count, "the other ops", block.rest)
     return table
 

@@ -6,6 +6,7 @@ since they follow from the other decisions: what is reported is the best plan wi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -41,8 +42,9 @@ class _Change:
 def neighbours(
     prices: Prices, best: Choice, cluster: Cluster, options: SearchOptions, limit: int
 ) -> tuple[Neighbour, ...]:
-    """The best plan for every single change that is legal and that the pins leave open."""
-    degrees = legal_degrees(prices.provider, cluster)
+    """The best plan for every single change that is legal and that the pins leave open. With a time
+    limit of the search no more of them are begun once they took as long."""
+    degrees, begin = legal_degrees(prices.provider, cluster), time.perf_counter()
     found = []
     on_cp = [1, *long_degrees(prices.provider, cluster)]
     on_ep = ep_degrees(prices.provider, best.mesh.replicas)
@@ -55,6 +57,9 @@ def neighbours(
             change = replace(change, pins=change.pins.without("reshard"))
         change = _runnable(change)
         if not _open(options.pins, change.pins):
+            continue
+        if options.time_limit is not None and time.perf_counter() - begin > options.time_limit:
+            found.append(Neighbour(change.name, None, None, "not solved within the time limit"))
             continue
         pins = replace(options.pins, **_given(change.pins))
         here = replace(options, pins=pins)

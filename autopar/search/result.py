@@ -106,7 +106,8 @@ class Choice:
         chunks = f" with {self.chunks} chunks" if self.chunks > 1 else ""
         kept = f" ({self.keep_label} kept gathered)" if self.keep_label else ""
         return (
-            f"{self.mesh}, {self.microbatches} micro-batches of {self.microbatch},"
+            f"{self.mesh}, {self.microbatches} micro-batch{'es' * (self.microbatches > 1)} of"
+            f" {self.microbatch},"
             f" {self.schedule}{chunks}, ZeRO-{self.zero}{kept}, recompute {self.recompute_label},"
             f" boundary {self.boundary}"
         )

@@ -136,7 +136,7 @@ def test_what_the_program_forces_is_not_freed():
     assert "free zero=0" in names
     assert not any("dp=1" in n or "microbatches=1" in n for n in names)
     described = [r.plan for r in found.relaxations if r.fits]
-    assert all("dp1" in text and "1 micro-batches" in text for text in described)
+    assert all("dp1" in text and "1 micro-batch of" in text for text in described)
 
 
 def test_without_a_factory_only_decisions_are_freed():

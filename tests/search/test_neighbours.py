@@ -142,3 +142,12 @@ def test_a_micro_batch_that_does_not_divide_is_told_with_the_samples():
     with pytest.raises(UsageError, match="shard=3 does not divide the 8 ranks") as error:
         search(provider, provider.on, options)
     assert "shard=2, 4, 8" in str(error.value)
+
+
+def test_a_time_limit_holds_for_neighbours_too():
+    provider = Provider(cluster(8), width=2048)
+    result = search(provider, provider.on, SearchOptions(64, time_limit=0.0))
+    assert result.choice is not None
+    reasons = {n.reason for n in result.neighbours}
+    assert "not solved within the time limit" in reasons
+    assert all(n.choice is None for n in result.neighbours)

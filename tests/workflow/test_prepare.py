@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from autopar.errors import CaptureError
+from autopar.api import search_plan
+from autopar.errors import CaptureError, UsageError
 from autopar.passes.capture import capture
 from autopar.workflow.prepare import prepare
 
@@ -57,3 +60,22 @@ def test_dim_1_is_a_sequence_where_it_counts_positions(
     program = capture(Net(layer), {"x": torch.randn(*shape)}, name="net")
     assert program.sizes.get("sequence") == sequence
     assert prepare(program, program.sizes).sizes.get("sequence") == sequence
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"precision": "fp8"}, "precision=fp8"),
+        ({"sequence": 0}, "a sequence of 0"),
+        ({"pins": {"tp": 2}}, "pins are of type dict"),
+    ],
+)
+def test_requests_that_mean_nothing(asked: dict[str, Any], why: str) -> None:
+    example = {"x": torch.randn(2, 5, 6)}
+    with pytest.raises(UsageError, match=why):
+        search_plan(
+            *(Net(nn.Linear(6, 6)), "cpu:2"),
+            example_inputs=example,
+            global_batch_size=4,
+            **asked,
+        )
