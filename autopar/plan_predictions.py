@@ -27,6 +27,7 @@ def predictions(name: str, value: Any) -> dict[str, Any]:
             "neighbours": lambda n, v: items(n, v, _other_plan),
             "activation_formula": _formula,
             "memory_formulas": _memory_formulas,
+            "class_seconds": _amounts,
             "heaviest_ops": lambda n, v: items(n, v, _heavy_op),
             "tp_links": lambda n, v: items(n, v, _link),
             "experts": count,

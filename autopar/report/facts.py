@@ -43,6 +43,7 @@ class Facts:
     activation_formula: Mapping[str, Any]
     memory_formulas: Mapping[str, Any]
     heaviest_ops: tuple[Mapping[str, Any], ...]
+    class_seconds: Mapping[str, float]
     tp_links: tuple[Mapping[str, Any], ...]
     experts: int
     experts_hidden: float
@@ -69,6 +70,7 @@ class Facts:
             p.get("activation_formula") or {},
             p.get("memory_formulas") or {},
             tuple(p.get("heaviest_ops") or ()),
+            p.get("class_seconds") or {},
             tuple(p.get("tp_links") or ()),
             int(p.get("experts") or 0),
             float(p.get("experts_hidden") or 0.0),

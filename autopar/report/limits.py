@@ -10,6 +10,7 @@ from autopar.plan_document import Plan
 from autopar.report.expert_words import copies_sentence, expert_sentence
 from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts, mesh_text
 from autopar.report.format import percent_text, plural, relative_text
+from autopar.report.op_words import class_sentence
 from autopar.report.order_words import order_sentence
 from autopar.report.reruns import rerun_rows
 from autopar.report.sequence_words import sequence_sentence
@@ -21,7 +22,8 @@ from autopar.units import format_bytes, format_seconds
 def limits(plan: Plan) -> list[str]:
     """Sentences, the most important first; empty when the plan has no predictions."""
     facts = Facts.of(plan)
-    found = [_edited(plan), _largest(facts), _bubble(plan, facts), *_communication(plan, facts)]
+    found = [_edited(plan), _largest(facts), class_sentence(plan), _bubble(plan, facts)]
+    found += _communication(plan, facts)
     found += [
         tp_sentence(plan),
         order_sentence(plan),
@@ -113,11 +115,17 @@ def _bubble(plan: Plan, facts: Facts) -> str:
             text += (
                 f" {_holder(plan)} {slowest} sets the pace with {format_seconds(loads[slowest])} "
                 f"per micro-batch, {percent_text(over)} above the mean of the "
-                f"{_holder(plan).lower()}s."
+                f"{_holder(plan).lower()}s: {_imbalance(facts, m * (loads[slowest] - mean))}."
             )
         else:
             text += f" The {_holder(plan).lower()}s are balanced within 0.5 %."
     return text
+
+
+def _imbalance(facts: Facts, seconds: float) -> str:
+    """What the slowest one does more than the mean, which the others wait for."""
+    share = seconds / facts.step_seconds if facts.step_seconds else 0.0
+    return f"imbalance costs {format_seconds(seconds)}, {percent_text(share)} of the step"
 
 
 def _holder(plan: Plan) -> str:

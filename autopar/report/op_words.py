@@ -7,6 +7,30 @@ from autopar.report.facts import Facts
 from autopar.report.format import percent_text
 from autopar.units import format_seconds
 
+# What limits an op of each roofline class.
+CLASSES = {
+    "compute": "arithmetic",
+    "memory": "HBM",
+    "launch": "launching kernels",
+    "communication": "collectives",
+}
+
+
+def class_sentence(plan: Plan) -> str:
+    """What the ops of the busiest rank wait for, before anything overlaps; '' where it is not
+    known."""
+    facts = Facts.of(plan)
+    seconds = facts.class_seconds
+    total = sum(seconds.values())
+    if not total:
+        return ""
+    told = [
+        f"{CLASSES[name]} {format_seconds(seconds[name])} ({percent_text(seconds[name] / total)})"
+        for name in sorted(CLASSES, key=lambda name: -seconds.get(name, 0.0))
+        if seconds.get(name)
+    ]
+    return f"Its ops, without what runs again, are limited by {', '.join(told)}."
+
 
 def heaviest(plan: Plan) -> list[str]:
     """A sentence for each: what it takes of a step on the rank that has the most of its blocks."""

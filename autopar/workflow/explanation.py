@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from autopar.block_cost import ChainCost
@@ -21,7 +21,8 @@ class Explanation:
     second solver found the same optimum for. `experts`: of a layer, where ep splits them;
     `hidden`: the part of the seconds of their exchange that compute hides; `copies`: seconds of a
     step in which copies of experts add up their gradients, on the rank where it takes longest.
-    `heaviest`: its heaviest ops; `memory`: the terms of its fullest rank as formulas."""
+    `heaviest`: its heaviest ops; `classes`: seconds of a step by roofline class; `memory`: the terms
+    of its fullest rank as formulas."""
 
     formula: ActivationFormula | None = None
     confirmed: int = 0
@@ -29,6 +30,7 @@ class Explanation:
     hidden: float = 0.0
     copies: float = 0.0
     heaviest: tuple[HeavyOp, ...] = ()
+    classes: dict[str, float] = field(default_factory=dict)
     memory: MemoryFormulas | None = None
 
     def into(self, predictions: dict[str, Any]) -> dict[str, Any]:
@@ -44,6 +46,8 @@ class Explanation:
             found["experts_hidden"] = self.hidden
         if self.copies:
             found["copies_seconds"] = self.copies
+        if self.classes:
+            found["class_seconds"] = self.classes
         if self.heaviest:
             found["heaviest_ops"] = [op.to_dict() for op in self.heaviest]
         predictions["search"]["placements_confirmed"] = self.confirmed
@@ -67,11 +71,11 @@ def explanation(costs: ModelCosts, choice: Choice, seconds: dict[str, float]) ->
         cp_placements=chain.cp_placements,
         ep=ep,
     )
-    heaviest, memory = heaviest_ops(costs, choice), memory_formulas(choice)
+    (heaviest, classes), memory = heaviest_ops(costs, choice), memory_formulas(choice)
     seconds["explain"] = time.perf_counter() - start
     experts, hidden = costs.experts if ep > 1 else 0, _hidden_part(chain)
     copies = _copies_part(choice)
-    return Explanation(formula, confirmed, experts, hidden, copies, heaviest, memory)
+    return Explanation(formula, confirmed, experts, hidden, copies, heaviest, classes, memory)
 
 
 def _hidden_part(chain: ChainCost) -> float:

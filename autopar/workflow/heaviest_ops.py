@@ -32,14 +32,20 @@ class HeavyOp:
         return asdict(self)
 
 
-def heaviest_ops(costs: ModelCosts, choice: Choice) -> tuple[HeavyOp, ...]:
-    """At most `MOST` of them, the heaviest first. Calls of one op in one module, of one class, are
-    told together."""
+def heaviest_ops(costs: ModelCosts, choice: Choice) -> tuple[tuple[HeavyOp, ...], dict[str, float]]:
+    """At most `MOST` of them, the heaviest first; and seconds of a step by class, of all ops of the
+    rank that is busiest with them. Calls of one op in one module, of one class, are told
+    together."""
     mesh, chain = choice.mesh, choice.chain
     over = costs.over(mesh.cp, mesh.tp, mesh.ep)
     axis = Axis(mesh.tp, 1, costs.cluster, mesh.cp)
     found = []
-    for kind, count in _blocks_of_a_rank(choice).items():
+    ranks = _blocks_of_ranks(choice)
+    most: Counter[str] = Counter()
+    for held in ranks:
+        most |= held
+    by_class: list[dict[str, float]] = [defaultdict(float) for _ in ranks]
+    for kind, count in most.items():
         placed = chain.placements.get(kind, {})
         boundary = Placement.parse(chain.boundary)
         graph, _ = over.placed_graph(kind, mesh.tp, choice.microbatch, placed, boundary)
@@ -49,18 +55,26 @@ def heaviest_ops(costs: ModelCosts, choice: Choice) -> tuple[HeavyOp, ...]:
             if own and not price.trivial:
                 seconds[price.op, price.path, price.cost.bound] += own
         times = count * choice.microbatches
+        for (_, _, bound), own in seconds.items():
+            for rank, held in enumerate(ranks):
+                by_class[rank][bound] += held[kind] * choice.microbatches * own
         found += [
             HeavyOp(op, path, kind, count, bound, times * own)
             for (op, path, bound), own in seconds.items()
         ]
-    return tuple(sorted(found, key=lambda op: (-op.seconds, op.block, op.module, op.op))[:MOST])
+    ranked = sorted(found, key=lambda op: (-op.seconds, op.block, op.module, op.op))
+    busiest = max(range(len(ranks)), key=lambda rank: sum(by_class[rank].values()))
+    return tuple(ranked[:MOST]), dict(by_class[busiest])
 
 
-def _blocks_of_a_rank(choice: Choice) -> dict[str, int]:
-    """Of every kind of block: how many the rank has that has the most of them."""
+def _blocks_of_ranks(choice: Choice) -> list[Counter[str]]:
+    """Of every pp rank: how many blocks of each kind it has."""
     kinds = {b.name: b.kind for b in choice.chain.blocks}
-    most: Counter[str] = Counter()
-    for rank in range(choice.mesh.pp):
-        parts = choice.setting.parts_of(rank)
-        most |= Counter(kinds[name] for part in parts for name in choice.stages[part].blocks)
-    return dict(most)
+    return [
+        Counter(
+            kinds[name]
+            for part in choice.setting.parts_of(rank)
+            for name in choice.stages[part].blocks
+        )
+        for rank in range(choice.mesh.pp)
+    ]

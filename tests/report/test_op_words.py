@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autopar.plan_document import Plan
-from autopar.report.op_words import heaviest
+from autopar.report.op_words import class_sentence, heaviest
 from autopar.report.text import explain
 from tests.report.sample import make_plan
 
@@ -31,3 +31,13 @@ def test_an_op_of_no_module_and_one_block() -> None:
 def test_plans_of_before_have_none() -> None:
     assert heaviest(make_plan()) == []
     assert "Heaviest" not in explain(make_plan())
+
+
+def test_classes_are_told_from_the_largest_on() -> None:
+    plan = with_ops()
+    seconds = {"memory": 1.0, "compute": 3.0, "communication": 0.0}
+    plan = replace(plan, predicted={**plan.predicted, "class_seconds": seconds})
+    told = class_sentence(plan)
+    assert "limited by arithmetic 3.00 s (75.0 %), HBM 1.00 s (25.0 %)." in told
+    assert told in explain(plan)
+    assert class_sentence(make_plan()) == ""

@@ -35,7 +35,7 @@ def test_all_ops_are_the_compute_and_communication_of_a_rank(
     prepared = prepare(program, program.sizes)
     costs = ModelCosts(prepared, cluster, dict(prepared.sizes))
     monkeypatch.setattr(module, "MOST", 10**6)
-    every = heaviest_ops(costs, choice)
+    every, classes = heaviest_ops(costs, choice)
     assert [op.to_dict() for op in every[:5]] == told
     ranks = []
     for rank in range(choice.mesh.pp):
@@ -49,3 +49,6 @@ def test_all_ops_are_the_compute_and_communication_of_a_rank(
         assert sum(op.seconds for op in every if op.block == kind) == pytest.approx(priced)
         assert {op.count for op in every if op.block == kind} <= {len(most)}
     assert {op.bound for op in every} <= {"compute", "memory", "launch", "communication"}
+    assert classes == pytest.approx(outcome.plan.predicted["class_seconds"])
+    busiest = max(sum(b.seconds for some in rank.values() for b in some) for rank in ranks)
+    assert sum(classes.values()) == pytest.approx(busiest * choice.microbatches)
