@@ -21,8 +21,8 @@ class Explanation:
     second solver found the same optimum for. `experts`: of a layer, where ep splits them;
     `hidden`: the part of the seconds of their exchange that compute hides; `copies`: seconds of a
     step in which copies of experts add up their gradients, on the rank where it takes longest.
-    `heaviest`: its heaviest ops; `classes`: seconds of a step by roofline class; `memory`: the terms
-    of its fullest rank as formulas."""
+    `heaviest`: its heaviest ops; `classes`: seconds of a step by roofline class; `memory`: the
+    terms of its fullest rank as formulas."""
 
     formula: ActivationFormula | None = None
     confirmed: int = 0
