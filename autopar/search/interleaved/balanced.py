@@ -38,6 +38,7 @@ MOST_EVEN = 256
 # The population; how often, and from how many children at a time, it is renewed, unless that gained
 # less than so much so often; and how often it is looked around the best.
 POPULATION, ROUNDS, CHILDREN = 64, 8, 1536
+FEW_CHILDREN = 384  # of alike blocks, where there is little to find
 GAIN, IDLE, MOST_AROUND = 0.001, 3, 3
 # Cuts are simulated whose bound is so near the best.
 WORTH = 0.05
@@ -97,10 +98,12 @@ class _Looking:
     def _renew(self, at: Ints) -> None:
         """Let the best have children, as long as these are better."""
         draw, idle = np.random.default_rng(0), 0
+        count = FEW_CHILDREN if self.work.alike else CHILDREN
         for _ in range(ROUNDS):
             best, chosen = self.best, self._order()[:POPULATION]
             weights = np.arange(1.0, len(chosen) + 1) ** -0.7
-            self._look_at(self._legal(children(self.edges[chosen], CHILDREN, weights, at, draw)))
+            born = children(self.edges[chosen], count, weights, at, draw)
+            self._look_at(self._legal(born))
             idle = idle + 1 if self.best > best * (1 - GAIN) else 0
             # Of alike blocks there is little to find.
             enough = self.work.alike or self.left <= self.half
