@@ -33,7 +33,7 @@ from autopar.search.enumerate import search
 from autopar.search.infeasible import explain_infeasible, infeasible_error
 from autopar.search.options import Pins, SearchOptions, parse_pins
 from autopar.search.progress import Progress
-from autopar.units import parse_bytes
+from autopar.units import check_sequence, parse_bytes
 from autopar.workflow.explanation import Explanation, explanation
 from autopar.workflow.forced_pins import with_forced_pins
 from autopar.workflow.model_costs import ModelCosts
@@ -127,10 +127,7 @@ def search_plan(
     error."""
     cluster = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     precision = precision or default_precision(model)
-    if precision not in PRECISION:
-        raise UsageError(
-            f"precision={precision}", next_step=f"choose one of {', '.join(PRECISION)}"
-        )
+    compute_dtype(precision)
     if not isinstance(pins, str | Pins):
         raise UsageError(
             f"pins are of type {type(pins).__name__}",
@@ -138,7 +135,7 @@ def search_plan(
         )
 
     def captured(other_precision: str) -> Program:
-        dtype = COMPUTE[other_precision]
+        dtype = compute_dtype(other_precision)
         return capture(model, example_inputs, name=name, dtype=dtype, loss_fn=loss_fn)
 
     start = time.perf_counter()
@@ -342,8 +339,7 @@ def rewrite_for(program: Program, plan: Plan) -> Parts:
 def planned_sizes(program: Program, sequence: int | None) -> dict[str, int]:
     """Sizes of the program's symbols: those of the example, with another sequence if asked for."""
     sizes = dict(program.sizes)
-    if sequence is not None and sequence < 1:
-        raise UsageError(f"a sequence of {sequence}", next_step="give at least one position")
+    check_sequence(sequence)
     if sequence is not None and sequence != sizes.get("sequence"):
         if "sequence" not in program.symbols:
             raise UsageError(
@@ -352,6 +348,13 @@ def planned_sizes(program: Program, sequence: int | None) -> dict[str, int]:
             )
         sizes["sequence"] = sequence
     return sizes
+
+
+def compute_dtype(precision: str) -> torch.dtype:
+    """The dtype that a precision computes in; raises `UsageError` for an unknown one."""
+    if precision not in COMPUTE:
+        raise UsageError(f"precision={precision}", next_step=f"choose one of {', '.join(COMPUTE)}")
+    return COMPUTE[precision]
 
 
 def default_precision(model: nn.Module) -> str:

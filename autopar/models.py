@@ -22,6 +22,7 @@ from torch import nn
 from autopar.errors import UsageError
 from autopar.loss_function import LossFunction
 from autopar.model_function import model_from_function
+from autopar.units import check_sequence
 
 ZOO = Path(__file__).parent / "data" / "zoo"
 EXAMPLE_BATCH = 2
@@ -56,8 +57,7 @@ def resolve_model(text: str, *, sequence: int | None, dtype: torch.dtype) -> Mod
     function. Raises `UsageError` for a name, file or sequence that can't be used.
     """
     kind, colon, rest = text.partition(":")
-    if sequence is not None and sequence < 1:
-        raise UsageError(f"a sequence of {sequence}", next_step="give at least one position")
+    check_sequence(sequence)
     if kind == "zoo" and colon:
         text, config = text.lower(), _zoo_config(rest)
     elif kind == "hf" and colon:

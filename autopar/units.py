@@ -31,6 +31,12 @@ def check_time_limit(seconds: float) -> None:
         raise UsageError(f"time limit of {seconds} seconds", next_step="give 0 seconds or more")
 
 
+def check_sequence(length: int | None) -> None:
+    """Raise `UsageError` for a sequence without positions."""
+    if length is not None and length < 1:
+        raise UsageError(f"a sequence of {length}", next_step="give at least one position")
+
+
 def format_bytes(count: float) -> str:
     """In the largest binary unit that keeps the number at 1 or above: `70.0 GiB`, `512 B`."""
     size = abs(count)

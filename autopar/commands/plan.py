@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from autopar.api import COMPUTE, rewrite_for, search_plan
+from autopar.api import compute_dtype, rewrite_for, search_plan
 from autopar.cluster import Cluster
 from autopar.errors import UsageError
 from autopar.experts.history import Recorded
@@ -69,9 +69,7 @@ def find_plan(request: PlanRequest, *, quiet: bool) -> tuple[Outcome, Cluster]:
 
 def resolved(request: PlanRequest, precision: str | None) -> ModelSource:
     """The model that was asked for; raises `UsageError` for an unknown precision."""
-    if precision is not None and precision not in COMPUTE:
-        raise UsageError(f"precision={precision}", next_step=f"choose one of {', '.join(COMPUTE)}")
-    dtype = COMPUTE[precision or "fp32"]
+    dtype = compute_dtype(precision or "fp32")
     found = resolve_model(request.model, sequence=request.sequence, dtype=dtype)
     if request.expert_load is not None:
         from autopar.experts.expected import expect_load

@@ -97,6 +97,11 @@ def gradients_given_back(block: BlockCost, setting: Setting) -> int:
     return (elements - shard) * setting.bytes.gradient
 
 
+def given_back_bytes(block: BlockCost, setting: Setting) -> int:
+    """Both."""
+    return parameters_given_back(block, setting) + gradients_given_back(block, setting)
+
+
 def _not_rooted(block: BlockCost, rooted: Collection[str]) -> int:
     """Elements of the parameters that the block's own group of FSDP2 holds."""
     return block.parameters - sum(t.parameters for t in block.tied if t.group in rooted)

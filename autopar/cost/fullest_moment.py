@@ -37,7 +37,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 from autopar.block_cost import FULL, BlockCost, Held, PartialRecompute, tie_groups
 from autopar.cost.block_moment import (
@@ -161,7 +160,7 @@ class StageMoments:
             more = shared_once(blocks, lambda b: b.shared_bytes) - self.shared
             self.kept, self.shared = self.kept + more, self.shared + more
         self.rooted = rooted(blocks)
-        self.parameters = self._once(parameter_bytes)
+        self.parameters = self.once(parameter_bytes)
         for group in self.rooted:
             tied = max(b.tied_as(group).parameters for b in blocks)
             self.parameters += tied_gathered_bytes(tied, setting)
@@ -176,11 +175,11 @@ class StageMoments:
             if blocks[index].name in kept:
                 before = [n for n in self.gathered[:index] if n]
                 self.buffered[index] = before[-1] if before else 0
-        self.gradients = self._once(gradient_bytes)
-        self.optimizer = self._once(optimizer_bytes)
+        self.gradients = self.once(gradient_bytes)
+        self.optimizer = self.once(optimizer_bytes)
         in_turn = max(in_turn_bytes(b, setting) for b in blocks)
-        self.scratch = max(self._once(scratch_bytes), in_turn)
-        self.buckets = setting.practice.bucket_bytes + self._once(bucket_bytes)
+        self.scratch = max(self.once(scratch_bytes), in_turn)
+        self.buckets = setting.practice.bucket_bytes + self.once(bucket_bytes)
         self.buckets += self._left_throughout()
         self._count_behind()
         # Parameters and gradients that are gone once its last backward is over.
@@ -242,7 +241,7 @@ class StageMoments:
         """[i] -> the sum of values[i + 1:]."""
         return [*accumulate(reversed(values[1:]), initial=0)][::-1]
 
-    def _once(self, term: Callable[[Held, Setting], int]) -> int:
+    def once(self, term: Callable[[Held, Setting], int]) -> int:
         """A term over all blocks; parameters that several of them tie count once."""
         total = sum(term(b, self.setting) for b in self.blocks)
         for group in tie_groups(self.blocks):
@@ -252,8 +251,8 @@ class StageMoments:
 
     def end(self) -> StageMemory:
         """The reduction of gradients and the optimizer's step: no activations."""
-        parameters = self._once(end_parameter_bytes)
-        gradients = self._once(end_gradient_bytes)
+        parameters = self.once(end_parameter_bytes)
+        gradients = self.once(end_gradient_bytes)
         return StageMemory(parameters, gradients, self.optimizer, 0, self.scratch)
 
     def at(self, phase: Phase) -> StageMemory:
@@ -322,8 +321,8 @@ class StageMoments:
         )
         # FSDP2 gives the block's parameters back before it reduces their gradients.
         gone, given = min(block.saved_bytes, activations), self._own_gathered(index, first)
-        known: dict[str, Any] = {"first": first, "rooted": self.rooted, "beside": beside}
-        working = at_end_bytes(block, setting, **known) + gone - block.saved_bytes
+        working = at_end_bytes(block, setting, first=first, rooted=self.rooted, beside=beside)
+        working += gone - block.saved_bytes
         staying = min(made_bytes(block, setting, rooted=self.rooted), working) if first else 0
         end = _Moment(
             *(activations - gone, gradients + staying, gathered + prefetched - given),

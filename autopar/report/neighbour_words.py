@@ -14,9 +14,10 @@ from autopar.report.schedule_words import schedule_text
 def neighbours_title(plan: Plan) -> str:
     """What is chosen anew beside the change."""
     pins = str(Facts.of(plan).search.get("pins") or "")
-    free = {"cuts": "cuts", "placements": "placements", "recompute": "recomputation"}
-    words = [word for name, word in free.items() if f"{name}=" not in pins]
-    listed = f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else words[0]
+    words = [*([] if "cuts=" in pins else ["cuts"]), "placements"]
+    words += [] if "recompute=" in pins else ["recomputation"]
+    *before, last = words
+    listed = f"{', '.join(before)} and {last}" if before else last
     return f"One decision changed; {listed} chosen anew:"
 
 

@@ -238,18 +238,20 @@ class BestFirst:
             except KeyboardInterrupt:
                 # What was being looked at is looked at again by none: its bound still counts.
                 heapq.heappush(self.queue, first)
-                if self.interrupted or self.best is None:
+                if self.interrupted:
                     raise
-                self.interrupted = True
                 if progress:
                     progress(replace(self._progress(explored, first), interrupted=True))
+                if self.best is None:
+                    raise
+                self.interrupted = True
         self.count["pruned by time bound"] += len(self.queue)
         return self.best.step_seconds if self.best else float("inf")
 
     @property
     def bound(self) -> float:
         """Nothing that was not looked at takes less."""
-        return min(e.bound for e in (*self.queue[:1], *self.later[:1]))
+        return min((e.bound for e in (*self.queue[:1], *self.later[:1])), default=float("inf"))
 
     def give_up(self, best: Choice) -> float:
         """End with a plan that was found elsewhere; returns the lower bound."""
@@ -257,12 +259,12 @@ class BestFirst:
         return min(best.step_seconds, self.bound)
 
     def _progress(self, explored: int, first: _Entry) -> Progress:
-        least = min([first.bound, *(e.bound for e in self.later[:1])])
         best = self.best.step_seconds if self.best else None
-        left = [e.bound for e in (*self.queue, *self.later)]
-        beaten = sum(bound > best for bound in left) if best else 0
+        least = min(first.bound, self.bound)
+        beaten = sum(e.bound > best for q in (self.queue, self.later) for e in q) if best else 0
+        waiting = len(self.queue) + len(self.later) - beaten
         pruned = sum(count for reason, count in self.count.items() if reason.startswith("pruned"))
-        return Progress(explored, len(left) - beaten, best, least, pruned + beaten)
+        return Progress(explored, waiting, best, least, pruned + beaten)
 
     def _step(self, entry: _Entry, best: float) -> None:
         """Price or solve the entry with the lowest bound."""

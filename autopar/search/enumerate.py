@@ -113,8 +113,6 @@ def search(
     try:
         least = state.run(deadline, progress)
     except KeyboardInterrupt:
-        if progress and state.best is None:
-            progress(Progress(0, len(state.queue), None, state.bound, interrupted=True))
         least = state.give_up(_at_once(state, cluster, options))
     if state.best and options.pins.chunks is None and not state.queue_left:
         state.extend(uneven_chunks(found, state.best.mesh, provider))

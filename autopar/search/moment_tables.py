@@ -90,12 +90,7 @@ class IntervalMoments:
         self.gradients: Ints = build.once(memory.gradient_bytes)
         in_turn = interval_max(chain.ints(lambda b: memory.in_turn_bytes(b, setting)))
         self.scratch: Ints = end + states + np.maximum(build.once(memory.scratch_bytes), in_turn)
-        gone = chain.ints(
-            lambda b: (
-                block_moment.parameters_given_back(b, setting)
-                + block_moment.gradients_given_back(b, setting)
-            )
-        )
+        gone = chain.ints(lambda b: block_moment.given_back_bytes(b, setting))
         self.given_back: Ints = interval_sum(gone)
         self.received: Ints = build.received
         self.sent: Ints = build.sent

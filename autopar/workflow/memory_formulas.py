@@ -8,12 +8,12 @@ made yet, rebuilt, or worked with just then.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-from autopar.block_cost import FULL, BlockCost, Held, tie_groups
+from autopar.block_cost import FULL, BlockCost, Held
 from autopar.cost import memory
 from autopar.cost.chunked_moment import ChunkPhase
 from autopar.cost.evaluate import Evaluation, evaluate, rank_memory
@@ -116,30 +116,21 @@ class _Rank:
                 return phase
         return None
 
-    def _sum(self, count: str) -> int:
-        """Elements on the rank; of parameters that several blocks of a part tie, once."""
-        total = 0
-        for chunk in self.chunks:
-            total += sum(getattr(b, count) for b in chunk)
-            for group in tie_groups(chunk):
-                same = [getattr(b.tied_as(group), count) for b in chunk]
-                total += max(same) - sum(same)
-        return total
+    def _once(self, term: Callable[[Held, Setting], int]) -> int:
+        """A term over the rank; parameters that several blocks of a part tie count once."""
+        return sum(held.once(term) for held in self.held)
 
-    def _once(self, term: Any) -> int:
-        total = 0
-        for chunk in self.chunks:
-            total += sum(term(b, self.setting) for b in chunk)
-            for group in tie_groups(chunk):
-                same = [term(b.tied_as(group), self.setting) for b in chunk]
-                total += max(same) - sum(same)
-        return total
+    def _parameter_count(self) -> int:
+        return self._once(lambda held, _: held.parameters)
+
+    def _trainable_count(self) -> int:
+        return self._once(lambda held, _: held.trainable)
 
     def _values(self) -> dict[str, int]:
         blocks = [b for chunk in self.chunks for b in chunk]
         return {
-            "n": self._sum("parameters"),
-            "t": self._sum("trainable"),
+            "n": self._parameter_count(),
+            "t": self._trainable_count(),
             "e": sum(b.experts.parameters for b in blocks),
             "d": self.setting.shards,
             "f": self.setting.expert_shards,
@@ -147,7 +138,7 @@ class _Rank:
 
     def _elements(self, letter: str, *, whole: bool) -> str:
         """`n`, `n/d`, or with experts that ep splits `((n-e)/d + e/f)`."""
-        if letter == "t" and self._sum("trainable") == self._sum("parameters"):
+        if letter == "t" and self._trainable_count() == self._parameter_count():
             letter = "n"
         if whole or self.setting.shards == self.setting.expert_shards == 1:
             return letter
@@ -159,7 +150,7 @@ class _Rank:
         size = self.setting.bytes
         stored = self._once(memory.parameter_shard) * size.storage
         parts = [MemoryPart(f"{size.storage}·{self._elements('n', whole=False)}", stored)]
-        copy = self._sum("parameters") * size.compute
+        copy = self._parameter_count() * size.compute
         if self.phase is not None and memory.keeps_copy(self.setting):
             parts.append(MemoryPart(f"{size.compute}·n in {size.dtype}", copy))
         return _with_rest(
@@ -172,7 +163,7 @@ class _Rank:
     def _gradients(self) -> list[MemoryPart]:
         size = self.setting.bytes
         elements = self._once(_kept_gradients if self.phase else memory.trainable_shard)
-        whole = elements == self._sum("trainable")
+        whole = elements == self._trainable_count()
         text = f"{size.gradient}·{self._elements('t', whole=whole)}"
         parts = [MemoryPart(text, elements * size.gradient)] if elements else []
         rest = "made in the block at work", "not made yet, or reduced already"

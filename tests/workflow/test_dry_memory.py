@@ -52,21 +52,25 @@ MOST, GPIPE_MOST, TERM_MOST, TERM_OF_TOTAL = 0.02, 0.05, 0.1, 0.05
 DIVIDED_MOST = 0.03
 
 
-@pytest.fixture(scope="module")
-def llama() -> tuple[nn.Module, Program]:
+def small_llama(layers: int, vocabulary: int, sequence: int) -> tuple[nn.Module, Program]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=4096,
+        vocab_size=vocabulary,
         hidden_size=256,
         intermediate_size=512,
-        num_hidden_layers=3,
+        num_hidden_layers=layers,
         num_attention_heads=8,
         num_key_value_heads=8,
         max_position_embeddings=256,
         use_cache=False,
     )
-    return prepared(lambda: LlamaForCausalLM(config), 4, 256, "llama")
+    return prepared(lambda: LlamaForCausalLM(config), 4, sequence, "llama")
+
+
+@pytest.fixture(scope="module")
+def llama() -> tuple[nn.Module, Program]:
+    return small_llama(layers=3, vocabulary=4096, sequence=256)
 
 
 @pytest.mark.parametrize(("stage", "pins"), LAYOUTS)
@@ -141,19 +145,7 @@ def test_ranks_that_draw_numbers_agree_on_nothing_in_a_dry_run(stage: int) -> No
 @pytest.fixture(scope="module")
 def deep() -> tuple[nn.Module, Program]:
     """Ten layers, and few tokens: memory is parameters and what follows from them."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=1024,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=10,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        max_position_embeddings=256,
-        use_cache=False,
-    )
-    return prepared(lambda: LlamaForCausalLM(config), 4, 16, "llama")
+    return small_llama(layers=10, vocabulary=1024, sequence=16)
 
 
 @pytest.mark.parametrize("microbatches", [2, 4])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from autopar.api import search_program
@@ -21,10 +23,15 @@ def captured(dtype: torch.dtype) -> Program:
     return capture(model, {"ids": ids, "labels": ids}, name="gpt", dtype=dtype)
 
 
-def solved(limit: int, program: Program, **more: object) -> SearchResult:
+def solved(limit: int, program: Program, **more: Any) -> SearchResult:
     cluster = Cluster.parse("h100:1x1")
-    asked = {"global_batch_size": 4, "memory_limit": limit, "optimizer": "sgd", **more}
-    return search_program(program, cluster, **asked).result  # type: ignore[arg-type]
+    asked: dict[str, Any] = {
+        "global_batch_size": 4,
+        "memory_limit": limit,
+        "optimizer": "sgd",
+        **more,
+    }
+    return search_program(program, cluster, **asked).result
 
 
 def test_half_the_sequence_is_solved_as_a_request_of_its_own() -> None:

@@ -17,12 +17,7 @@ from numpy.typing import NDArray
 
 from autopar.block_cost import Held, tie_groups
 from autopar.cost import memory
-from autopar.cost.block_moment import (
-    gathered_bytes,
-    gradients_given_back,
-    inside_bytes,
-    parameters_given_back,
-)
+from autopar.cost.block_moment import gathered_bytes, given_back_bytes, inside_bytes
 from autopar.cost.setting import Setting
 from autopar.search.any_chunks import AnyChunks
 from autopar.search.chain import Chain, Ints, sums_before
@@ -82,11 +77,7 @@ def _least_terms(chain: Chain, key: AnyChunks) -> LeastTerms:
     return LeastTerms(
         _Once.of(chain, lambda b: memory.state_bytes(b, setting)),
         _Once.of(chain, lambda b: memory.gradient_bytes(b, setting)),
-        sums_before(
-            chain.ints(
-                lambda b: parameters_given_back(b, setting) + gradients_given_back(b, setting)
-            )
-        ),
+        sums_before(chain.ints(lambda b: given_back_bytes(b, setting))),
         sums_before(chain.ints(lambda b: b.least_kept)),
         sums_before(chain.ints(lambda b: b.saved_bytes - b.loose_bytes)),
         sent,
