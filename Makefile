@@ -25,7 +25,7 @@ PYTEST  := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 help:
 	@echo 'make demo      train a small Llama on 4 local ranks and compare with one device'
 	@echo 'make test      the tests (make test-all: also the slow ones)'
-	@echo 'make check     ruff, formatting, mypy --strict'
+	@echo 'make check     ruff, formatting, mypy --strict, every test file imports'
 	@echo 'make format    apply formatting and the safe fixes of ruff'
 	@echo 'make bench     measure planning and memory; writes benchmarks/RESULTS.md'
 	@echo 'make validate  predict published runs (TRUTH=FOLDER); writes docs/validation.md and'
@@ -67,6 +67,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(PYTEST) --collect-only -q >/dev/null
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -13,8 +13,8 @@ from autopar.cluster import Cluster
 from autopar.errors import PassError
 from autopar.passes.capture import capture
 from autopar.program import Program
-from autopar.search.infeasible import larger
 from autopar.search.placement_objective import Solution
+from autopar.search.remedies import with_nodes
 from autopar.workflow import placed_blocks
 from autopar.workflow.model_costs import ModelCosts
 from autopar.workflow.prepare import prepare
@@ -148,7 +148,7 @@ def test_search_and_evaluation_agree_on_several_groups(factorised: Program, pins
 def test_a_larger_cluster_shares_prices_and_has_those_of_its_own(tp: int) -> None:
     """Groups within the smaller cluster are linked alike on both; larger ones are priced there."""
     small = costs(apart, 2)
-    on = larger(small.cluster, 2)
+    on = with_nodes(small.cluster, 2 * small.cluster.nodes)
     small.alternatives(2, 4)
     shared, alone = small.on(on), ModelCosts(small.program, on, small.sizes)
     found, wanted = (
