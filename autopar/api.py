@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from autopar.adapters import with_adapters
 from autopar.cluster import Cluster
 from autopar.cost.setting import PRECISION
 from autopar.errors import UsageError
@@ -37,7 +38,7 @@ from autopar.units import check_sequence, parse_bytes
 from autopar.workflow.explanation import Explanation, explanation
 from autopar.workflow.forced_pins import with_forced_pins
 from autopar.workflow.model_costs import ModelCosts
-from autopar.workflow.other_prices import OtherPrices
+from autopar.workflow.other_prices import OtherPrices, Recapture
 from autopar.workflow.outcome import Outcome, build_plan
 from autopar.workflow.prepare import prepare
 from autopar.workflow.world import decide_on_first_rank, world_cluster, world_size
@@ -134,9 +135,11 @@ def search_plan(
             next_step='give a text, as "tp=8,zero=1"',
         )
 
-    def captured(other_precision: str) -> Program:
-        dtype = compute_dtype(other_precision)
-        return capture(model, example_inputs, name=name, dtype=dtype, loss_fn=loss_fn)
+    def captured(other_precision: str, adapters: int = 0) -> Program:
+        dtype, trained = compute_dtype(other_precision), model
+        if adapters:
+            trained = with_adapters(model, adapters)
+        return capture(trained, example_inputs, name=name, dtype=dtype, loss_fn=loss_fn)
 
     start = time.perf_counter()
     program = captured(precision)
@@ -171,11 +174,12 @@ def search_program(
     time_limit: float | None = None,
     progress: Callable[[Progress], None] | None = None,
     capture_seconds: float = 0.0,
-    recapture: Callable[[str], Program] | None = None,
+    recapture: Recapture | None = None,
     explain: bool = True,
 ) -> Outcome:
-    """`search_plan` from a captured program. `recapture` gives the program of another precision;
-    `explain=False` finds the plan alone: no other plans, nor what would make one possible."""
+    """`search_plan` from a captured program. `recapture` gives the program in another
+    precision or with adapters; `explain=False` finds the plan alone: no other plans, nor what would
+    make one possible."""
     options = SearchOptions(
         global_batch=global_batch_size,
         precision=precision,

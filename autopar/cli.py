@@ -23,7 +23,9 @@ app = typer.Typer(
 ModelArgument = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="zoo:NAME, hf:PATH (config.json or its folder), or file.py:function"
+        metavar="MODEL",
+        help="zoo:NAME, hf:PATH (config.json or its folder), or file.py:function; with +lora:16 at "
+        "its end: frozen, with adapters of rank 16",
     ),
 ]
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="a plan file")]

@@ -4,6 +4,7 @@ zoo:NAME           a configuration shipped in data/zoo, built on the meta device
 hf:PATH            a Hugging Face config.json, or the folder that holds it; nothing is downloaded
 file.py:function   a function without arguments that returns (model, example_inputs),
                    (model, example_inputs, loss_fn), or a Hugging Face model alone
+MODEL+lora:16      any of these, frozen, with adapters of rank 16 (`autopar.adapters`)
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import difflib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from autopar.adapters import add_adapters, split_adapters
 from autopar.errors import UsageError
 from autopar.loss_function import LossFunction
 from autopar.model_function import model_from_function
@@ -56,6 +58,12 @@ def resolve_model(text: str, *, sequence: int | None, dtype: torch.dtype) -> Mod
     parameters; buffers keep theirs (rotary tables need float32). Neither touches a model from a
     function. Raises `UsageError` for a name, file or sequence that can't be used.
     """
+    text, rank = split_adapters(text)
+    found = _without_adapters(text, sequence, dtype)
+    return _adapted(found, rank) if rank else found
+
+
+def _without_adapters(text: str, sequence: int | None, dtype: torch.dtype) -> ModelSource:
     kind, colon, rest = text.partition(":")
     check_sequence(sequence)
     if kind == "zoo" and colon:
@@ -73,6 +81,20 @@ def resolve_model(text: str, *, sequence: int | None, dtype: torch.dtype) -> Mod
             else "write zoo:NAME, hf:PATH (a config.json or its folder) or file.py:function",
         )
     return _hf_source(text, config, sequence, dtype)
+
+
+def _adapted(source: ModelSource, rank: int) -> ModelSource:
+    add_adapters(source.model, rank)
+    name, plain = f"{source.name}+lora:{rank}", source.build
+    if plain is None:
+        return replace(source, name=name)
+
+    def build(device: str) -> nn.Module:
+        model = plain(device)
+        add_adapters(model, rank)
+        return model
+
+    return replace(source, name=name, build=build)
 
 
 def _zoo_config(name: str) -> dict[str, Any]:

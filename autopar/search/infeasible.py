@@ -16,7 +16,7 @@ from autopar.search.illegal_cuts import why_no_cut
 from autopar.search.options import SearchOptions
 from autopar.search.prices import Prices
 from autopar.search.recompute_pin import named_blocks
-from autopar.search.remedies import NOT_TRIED, ProviderFactory, relaxations
+from autopar.search.remedies import ProviderFactory, relaxations
 from autopar.search.result import Infeasible, SearchResult
 from autopar.search.smallest_memory import smallest_memory
 from autopar.units import format_bytes
@@ -77,7 +77,8 @@ def explain(found: Infeasible) -> str:
                 f"  fits with {change.change}: {change.step_seconds:.4g} s per step,"
                 f" {format_bytes(change.peak_bytes)} ({change.plan})"
             )
+        elif change.untried:
+            lines.append(f"  not tried: {change.change}: {change.untried}")
         else:
             lines.append(f"  not enough: {change.change}")
-    lines.append(f"  not tried: {NOT_TRIED}")
     return "\n".join(lines)

@@ -1,8 +1,8 @@
 """What makes an impossible request possible, each verified by solving it.
 
 In the order in which a practitioner tries: precision, micro-batch and batch, sequence,
-recomputation, schedule, ZeRO, degrees, optimizer, more ranks, down to the fewest nodes that are
-enough; then all of them at once if no single one is.
+recomputation, schedule, ZeRO, degrees, optimizer, LoRA, more ranks, down to the fewest nodes that
+are enough; then all of them at once if no single one is.
 """
 
 from __future__ import annotations
@@ -19,30 +19,39 @@ from autopar.search.enumerate import search
 from autopar.search.options import Pins, SearchOptions
 from autopar.search.result import Relaxation
 
-# Between the optimizer and more ranks a practitioner would think of these.
-NOT_TRIED = (
-    "LoRA (freeze the weights, train adapters, and plan that model), offloading states to the host "
-    "(which is not executed)"
-)
 FACTORS = (2, 4, 8, 16)
+# Of adapters, as PEFT's own examples have it.
+RANK = 16
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What of the model is priced: its precision, a sequence so many times `shorter`, and the rank
+    of `adapters` that are trained in place of its weights (0: none)."""
+
+    precision: str
+    shorter: int = 1
+    adapters: int = 0
 
 
 class ProviderFactory(Protocol):
-    """Prices for another precision or cluster, or of a sequence that is so many times as short;
-    None where they can't be made."""
+    """Prices of another variant or on another cluster; None where the program does not allow them.
+    Raises `AutoparError` where something is missing to make them."""
 
-    def __call__(
-        self, precision: str, cluster: Cluster, /, shorter: int = 1
-    ) -> CostProvider | None: ...
+    def __call__(self, variant: Variant, cluster: Cluster, /) -> CostProvider | None: ...
 
 
 @dataclass(frozen=True)
 class _Change:
-    """A request that differs: `text` says how. `shorter`: so many times its sequence."""
+    """A request that differs: `text` says how, `options` and `variant` in what."""
 
     text: str
     options: SearchOptions
-    shorter: int = 1
+    variant: Variant
+
+    @staticmethod
+    def of(text: str, options: SearchOptions, shorter: int = 1, adapters: int = 0) -> _Change:
+        return _Change(text, options, Variant(options.precision, shorter, adapters))
 
 
 def relaxations(
@@ -71,30 +80,42 @@ class _Attempts:
         for change in _changes(self.options, other_prices=self.factory is not None):
             self._try(change, self.cluster)
         if self.factory is not None:
+            self._adapters()
             self._more_ranks("{} x the ranks ({})", self.options, FACTORS[:2])
         if self.factory is not None and not any(t.fits for t in self.tried):
             precision, forced = _leaner(self.options.precision), self.options.forced
             together = replace(self.options, precision=precision, pins=forced)
             if self.options.pins != forced:
                 text = "all of these pins and precision at once"
-                self._try(_Change(text, together), self.cluster)
+                self._try(_Change.of(text, together), self.cluster)
             if not any(t.fits for t in self.tried):
                 self._more_ranks("all at once on {1} ranks", together, FACTORS)
         return self.tried
+
+    def _adapters(self) -> None:
+        """LoRA, in the leaner precision too where that is not enough."""
+        options, leaner = self.options, _leaner(self.options.precision)
+        lora = f"LoRA (adapters of rank {RANK} on linear layers, everything else frozen)"
+        if self._try(_Change.of(lora, options, adapters=RANK), self.cluster):
+            return
+        if leaner != options.precision and not self.tried[-1].untried:
+            both = replace(options, precision=leaner)
+            text = f"{lora} and precision {leaner}"
+            self._try(_Change.of(text, both, adapters=RANK), self.cluster)
 
     def _more_ranks(self, text: str, options: SearchOptions, factors: tuple[int, ...]) -> None:
         """Twice as many until it fits, then the fewest nodes between that and what did not."""
         nodes, enough = self.cluster.nodes, 0
         for factor in factors:
             on = with_nodes(self.cluster, factor * nodes)
-            if self._try(_Change(text.format(factor, on.size), options), on):
+            if self._try(_Change.of(text.format(factor, on.size), options), on):
                 enough = on.nodes
                 break
         too_few = enough // 2
         while enough - too_few > 1:
             middle = (too_few + enough) // 2
             on = with_nodes(self.cluster, middle)
-            if self._try(_Change(f"{middle} nodes ({on.size} ranks)", options), on):
+            if self._try(_Change.of(f"{middle} nodes ({on.size} ranks)", options), on):
                 enough = middle
             else:
                 too_few = middle
@@ -105,11 +126,14 @@ class _Attempts:
 
     def _attempt(self, change: _Change, on: Cluster) -> Relaxation:
         options, factory = change.options, self.factory
-        same = on is self.cluster and options.precision == self.options.precision
+        same = on is self.cluster and change.variant == Variant(self.options.precision)
+        prices: CostProvider | None = self.provider
         try:
-            prices: CostProvider | None = self.provider
-            if factory is not None and not (same and change.shorter == 1):
-                prices = factory(options.precision, on, shorter=change.shorter)
+            if factory is not None and not same:
+                prices = factory(change.variant, on)
+        except AutoparError as error:
+            return Relaxation(change.text, False, untried=f"{error}; {error.next_step}")
+        try:
             result = search(prices, on, options, explain=False) if prices is not None else None
         except AutoparError:
             return Relaxation(change.text, False)
@@ -125,24 +149,24 @@ def _changes(options: SearchOptions, *, other_prices: bool) -> Iterator[_Change]
     pins = options.pins
     leaner = _leaner(options.precision)
     if leaner != options.precision and other_prices:
-        yield _Change(f"precision {leaner}", replace(options, precision=leaner))
+        yield _Change.of(f"precision {leaner}", replace(options, precision=leaner))
 
     def free(*names: str) -> Iterator[_Change]:
         names = tuple(n for n in names if getattr(options.forced, n) is None)
         pinned = [n for n in names if getattr(pins, n) is not None]
         if pinned:
             text = ", ".join(str(Pins(**{n: getattr(pins, n)})) for n in pinned)
-            yield _Change(f"free {text}", replace(options, pins=pins.without(*names)))
+            yield _Change.of(f"free {text}", replace(options, pins=pins.without(*names)))
 
     yield from free("microbatch", "microbatches")
     if options.global_batch % 2 == 0:
         half = options.global_batch // 2
-        yield _Change(f"global batch {half}", replace(options, global_batch=half))
+        yield _Change.of(f"global batch {half}", replace(options, global_batch=half))
     if other_prices:
-        yield _Change("half the sequence", options, shorter=2)
+        yield _Change.of("half the sequence", options, shorter=2)
     if pins.recompute == "none":
         full = replace(options, pins=replace(pins, recompute="full"))
-        yield _Change("recompute=full instead of none", full)
+        yield _Change.of("recompute=full instead of none", full)
     yield from free("recompute")
     yield from free("schedule", "chunks")
     yield from free("zero")
@@ -152,7 +176,7 @@ def _changes(options: SearchOptions, *, other_prices: bool) -> Iterator[_Change]
     for name in _LEANER_OPTIMIZERS.get(options.optimizer, ()):
         if options.spare_experts and name not in OF_ELEMENTS:
             continue  # what is in a slot could not be moved
-        yield _Change(f"optimizer {name}", replace(options, optimizer=name))
+        yield _Change.of(f"optimizer {name}", replace(options, optimizer=name))
 
 
 # The nearest to what is asked for first.

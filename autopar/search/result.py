@@ -164,13 +164,17 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Relaxation:
-    """Something that makes an impossible request possible, verified by solving again."""
+    """Something that makes an impossible request possible, verified by solving again.
+
+    `untried`: why that could not be done here.
+    """
 
     change: str
     fits: bool
     step_seconds: float | None = None
     peak_bytes: int | None = None
     plan: str = ""
+    untried: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -179,6 +183,7 @@ class Relaxation:
             "step_seconds": self.step_seconds,
             "peak_bytes": self.peak_bytes,
             "plan": self.plan,
+            **({"untried": self.untried} if self.untried else {}),
         }
 
 

@@ -6,14 +6,17 @@ from collections.abc import Callable
 
 from autopar.cluster import Cluster
 from autopar.program import Program
+from autopar.search.remedies import Variant
 from autopar.workflow.model_costs import ModelCosts
+
+Recapture = Callable[[str, int], Program]
 
 
 class OtherPrices:
     """Of `program` as captured, with `sizes`, whose prices in `precision` are `costs`.
 
-    `recapture` gives the program of another precision (None: there is no other), `price` the prices
-    of a captured program and its sizes.
+    `recapture` gives the program in another precision, or with adapters of a rank (None: there is
+    no other), `price` the prices of a captured program and its sizes.
     """
 
     def __init__(
@@ -22,28 +25,28 @@ class OtherPrices:
         sizes: dict[str, int],
         precision: str,
         costs: ModelCosts,
-        recapture: Callable[[str], Program] | None,
+        recapture: Recapture | None,
         price: Callable[[Program, dict[str, int]], ModelCosts],
     ) -> None:
         self._program, self._sizes, self._precision = program, sizes, precision
         self._recapture, self._price = recapture, price
-        self._known: dict[tuple[str, int], ModelCosts] = {(precision, 1): costs}
+        self._known: dict[Variant, ModelCosts] = {Variant(precision): costs}
 
-    def __call__(self, precision: str, cluster: Cluster, /, shorter: int = 1) -> ModelCosts | None:
-        """Those on `cluster`; `shorter`: so many times the sequence is shorter. None where the
-        program does not allow it."""
-        key = precision, shorter
-        if key not in self._known:
-            program, sizes = self._captured(precision), self._shortened(shorter)
+    def __call__(self, variant: Variant, cluster: Cluster, /) -> ModelCosts | None:
+        """Those of `variant` on `cluster`; None where the program does not allow it."""
+        if variant not in self._known:
+            program, sizes = self._captured(variant), self._shortened(variant.shorter)
             if program is None or sizes is None:
                 return None
-            self._known[key] = self._price(program, sizes)
-        return self._known[key].on(cluster)
+            self._known[variant] = self._price(program, sizes)
+        return self._known[variant].on(cluster)
 
-    def _captured(self, precision: str) -> Program | None:
-        if precision == self._precision:
+    def _captured(self, variant: Variant) -> Program | None:
+        if variant.precision == self._precision and not variant.adapters:
             return self._program
-        return self._recapture(precision) if self._recapture else None
+        if self._recapture is None:
+            return None
+        return self._recapture(variant.precision, variant.adapters)
 
     def _shortened(self, shorter: int) -> dict[str, int] | None:
         if shorter == 1:
