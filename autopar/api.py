@@ -75,7 +75,8 @@ def plan(
     `global_batch_size`: samples of one optimizer step over all ranks. `memory_limit`: bytes per
     rank for the five memory terms (or a text such as "70GiB"). `pins`: decisions to keep, as
     "tp=8,zero=1". `precision`: fp32, bf16-mixed, bf16 or fp16 (default: that of the parameters).
-    `optimizer`: whose states are counted: adamw, adamw-8bit, adafactor, sgd or sgd-momentum.
+    `optimizer`: whose states are counted: adamw, adamw-host (offloaded), adamw-8bit, adafactor, sgd
+    or sgd-momentum.
     `spare_experts`: slots of every rank beyond its part of a layer's experts, where ranks split
     them: room for copies of hot experts and for unequal counts (`program.rebalance`).
     `sequence`: plan for another length of dim 1 than the example's. `name`: of the model, in the

@@ -49,7 +49,10 @@ PrecisionOption = Annotated[
 ]
 OptimizerOption = Annotated[
     str,
-    typer.Option(help="adamw, adamw-8bit, adafactor, sgd or sgd-momentum: what states it keeps"),
+    typer.Option(
+        help="adamw, adamw-host (offloaded), adamw-8bit, adafactor, sgd or sgd-momentum: what"
+        " states it keeps"
+    ),
 ]
 LoadOption = Annotated[
     Path | None,

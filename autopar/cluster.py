@@ -47,6 +47,9 @@ class Device:
     `price_per_hour`: US dollars, 0 when unknown.
     `overlap_slowdown`: seconds that compute gets longer per second of communication behind it; 0
     when unknown (`data/step.toml` has what is usual).
+    `host_bytes_per_second`: between device and host memory, one direction, while all devices of a
+    node do so; `host_memory_bytes_per_second`: a device's share of the host's memory bandwidth. 0:
+    not known.
     `divided_slowdown`: part of itself by which a backward gets longer where it is divided in two
     (zero-bubble): the work of the host, and what is in no cache any more, show on a CPU.
     """
@@ -70,6 +73,8 @@ class Device:
     execution: str = "eager"
     overlap_slowdown: float = 0.0
     divided_slowdown: float = 0.0
+    host_bytes_per_second: float = 0.0
+    host_memory_bytes_per_second: float = 0.0
     even_experts: bool = False
     overlap_experts: bool = True
 

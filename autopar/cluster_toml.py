@@ -75,6 +75,12 @@ def parse_cluster(text: str) -> Cluster:
     return Cluster(text.strip().lower(), known.device, nodes, ranks, known.links(nodes, ranks))
 
 
+def short_form(text: str) -> tuple[str, str] | None:
+    """Device and `/FABRIC` (empty: the usual one) of a cluster in the short form, else None."""
+    found = _SHORT.match(text)
+    return None if found is None else (found[1], f"/{found[4]}" if found[4] else "")
+
+
 def read_cluster(path: Path) -> Cluster:
     """See `Cluster.from_toml`."""
     try:

@@ -34,7 +34,7 @@ from autopar.plan_predictions import predictions
 
 VERSION = 1
 PRECISIONS = ("fp32", "bf16-mixed", "bf16", "fp16")
-OPTIMIZERS = ("adamw", "adamw-8bit", "adafactor", "sgd", "sgd-momentum")
+OPTIMIZERS = ("adamw", "adamw-host", "adamw-8bit", "adafactor", "sgd", "sgd-momentum")
 # Those whose states are one number for each element of a parameter: they go where it goes.
 OF_ELEMENTS = ("adamw", "sgd", "sgd-momentum")
 # Between blocks values are whole, or shards; never terms of a sum.

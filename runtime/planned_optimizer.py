@@ -8,6 +8,7 @@ import torch
 
 from autopar.errors import UsageError
 from autopar.runtime.adafactor import Adafactor
+from autopar.runtime.host_optimizer import HostAdamW
 
 if TYPE_CHECKING:
     from autopar.runtime.program import DistributedProgram
@@ -16,8 +17,8 @@ Optimizer = torch.optim.Optimizer
 
 
 def planned_optimizer(program: DistributedProgram, **options: Any) -> Optimizer:
-    """Made with the options of `torch.optim.AdamW`, `SGD` (momentum 0.9 unless given where the plan
-    says sgd-momentum) or `Adafactor`, or of `torchao.optim.AdamW8bit`.
+    """Made with the options of `torch.optim.AdamW` (of `HostAdamW` too), `SGD` (momentum 0.9 unless
+    given where the plan says sgd-momentum) or `Adafactor`, or of `torchao.optim.AdamW8bit`.
 
     Raises `UsageError` when the library that has it is missing.
     """
@@ -28,6 +29,8 @@ def planned_optimizer(program: DistributedProgram, **options: Any) -> Optimizer:
     if name == "adamw-8bit":
         made: Optimizer = eight_bit_adamw()(parameters, **options)
         return made
+    if name == "adamw-host":
+        return HostAdamW(parameters, **options)
     if name == "adamw":
         return torch.optim.AdamW(parameters, **options)
     if name == "sgd-momentum":

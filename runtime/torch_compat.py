@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, _backward, schedules
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from autopar.errors import PlanError
 
@@ -54,6 +54,8 @@ DIVIDED_STAGE_HOOKS = (
 )
 
 _c10d: Any = distributed_c10d
+# The update that the class makes, on tensors that are given.
+adamw: Any = importlib.import_module("torch.optim.adamw").adamw
 
 # torch 2.13 renamed these two and warns about the old names.
 all_gather_single: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -245,6 +247,16 @@ class ShardOver:
 
     def along(self, dim: int) -> Any:
         return self._answer(Shard(dim), self._info)
+
+
+def laid_out_as(like: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """`local` as this rank's part of a tensor that is sharded as `like` is. It may be on another
+    device than the mesh, which public ways to make a DTensor don't allow."""
+    if not isinstance(like, DTensor):
+        return local
+    make: Any = DTensor
+    found: torch.Tensor = make(local, like._spec, requires_grad=False)
+    return found
 
 
 def release_reductions(module: torch.nn.Module) -> None:

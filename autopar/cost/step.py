@@ -44,7 +44,8 @@ E_i adds up:
 - the sum over tp of gradients of `R*` parameters; that over copies of experts, if there is room for
   some (`autopar.cost.expert_copies`); the sum over stages of tied parameters, where the
   stages that hold them differ;
-- the optimizer: every byte it reads or writes, at memory bandwidth.
+- the optimizer: every byte it reads or writes, at memory bandwidth; on the host, at that of the
+  host's memory, after the way there and back.
 
 Frameworks that do not overlap (`Setting.practice`) have these exposed whole.
 """
@@ -287,9 +288,13 @@ def send_seconds(nbytes: int, setting: Setting) -> float:
 def optimizer_seconds(block: BlockCost, setting: Setting) -> float:
     """Read parameter, gradient and states, write parameter and states, once each; an update that
     needs sums over all of a parameter first reads it, and the gradient, again."""
-    device = setting.cluster.device
+    device, update = setting.cluster.device, setting.update
     bandwidth = device.memory_bytes_per_second * device.memory_efficiency
-    moved = setting.update.passes * trainable_shard(block, setting) * setting.bytes.storage
+    once = trainable_shard(block, setting) * setting.bytes.storage
+    moved = update.passes * once
+    if update.on_host:
+        on_host = moved + 2 * update.host_copies * once
+        return moved / device.host_bytes_per_second + on_host / device.host_memory_bytes_per_second
     return (moved + 2 * optimizer_bytes(block, setting)) / bandwidth
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from autopar.block_cost import CostProvider, ExpertProvider, SequenceProvider
 from autopar.cluster import Cluster
 from autopar.cost.evaluate import Evaluation, assert_agrees, evaluate
+from autopar.cost.optimizer import check_host
 from autopar.cost.setting import Setting
 from autopar.errors import PassError, UsageError
 from autopar.search import interleaved
@@ -80,6 +81,7 @@ def legal_settings(
     experts = (1, NO_EXPERTS)
     if isinstance(provider, ExpertProvider):
         experts = (provider.experts, provider.no_experts)
+    check_host(options.optimizer, cluster.device)
     check_pins(options.pins, cluster, options.global_batch, names, degrees, on_cp, reason, experts)
     found, notes = settings(provider, cluster, options, degrees)
     if not found:

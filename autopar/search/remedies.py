@@ -1,8 +1,8 @@
 """What makes an impossible request possible, each verified by solving it.
 
 In the order in which a practitioner tries: precision, micro-batch and batch, sequence,
-recomputation, schedule, ZeRO, degrees, optimizer, LoRA, more ranks, down to the fewest nodes that
-are enough; then all of them at once if no single one is.
+recomputation, schedule, ZeRO, degrees, optimizer, LoRA, offload, more ranks, down to the fewest
+nodes that are enough; then all of them at once if no single one is.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from autopar.cluster import Cluster
 from autopar.errors import AutoparError
 from autopar.plan_document import OF_ELEMENTS
 from autopar.search.enumerate import search
+from autopar.search.more_ranks import sizes_above, with_ranks
 from autopar.search.options import Pins, SearchOptions
 from autopar.search.result import Relaxation
 
@@ -81,6 +82,8 @@ class _Attempts:
             self._try(change, self.cluster)
         if self.factory is not None:
             self._adapters()
+        self._offload()
+        if self.factory is not None:
             self._more_ranks("{} x the ranks ({})", self.options, FACTORS[:2])
         if self.factory is not None and not any(t.fits for t in self.tried):
             precision, forced = _leaner(self.options.precision), self.options.forced
@@ -93,32 +96,42 @@ class _Attempts:
         return self.tried
 
     def _adapters(self) -> None:
-        """LoRA, in the leaner precision too where that is not enough."""
-        options, leaner = self.options, _leaner(self.options.precision)
         lora = f"LoRA (adapters of rank {RANK} on linear layers, everything else frozen)"
-        if self._try(_Change.of(lora, options, adapters=RANK), self.cluster):
+        self._also_leaner(lora, self.options, adapters=RANK)
+
+    def _offload(self) -> None:
+        if self.options.optimizer == "adamw" and self.cluster.device.host_bytes_per_second:
+            text = "offload (optimizer adamw-host: moments and update in the host's memory)"
+            self._also_leaner(text, replace(self.options, optimizer="adamw-host"))
+
+    def _also_leaner(self, text: str, options: SearchOptions, adapters: int = 0) -> None:
+        """A change, and in the leaner precision too where it is not enough by itself."""
+        if self._try(_Change.of(text, options, adapters=adapters), self.cluster):
             return
-        if leaner != options.precision and not self.tried[-1].untried:
+        leaner = _leaner(options.precision)
+        if leaner != options.precision and self.factory and not self.tried[-1].untried:
             both = replace(options, precision=leaner)
-            text = f"{lora} and precision {leaner}"
-            self._try(_Change.of(text, both, adapters=RANK), self.cluster)
+            change = _Change.of(f"{text}, precision {leaner}", both, adapters=adapters)
+            self._try(change, self.cluster)
 
     def _more_ranks(self, text: str, options: SearchOptions, factors: tuple[int, ...]) -> None:
-        """Twice as many until it fits, then the fewest nodes between that and what did not."""
-        nodes, enough = self.cluster.nodes, 0
+        """Twice as many until it fits, then the fewest between that and what did not."""
+        too_few, enough = self.cluster.size, 0
         for factor in factors:
-            on = with_nodes(self.cluster, factor * nodes)
+            on = with_ranks(self.cluster, factor * self.cluster.size)
             if self._try(_Change.of(text.format(factor, on.size), options), on):
-                enough = on.nodes
+                enough = on.size
                 break
-        too_few = enough // 2
-        while enough - too_few > 1:
-            middle = (too_few + enough) // 2
-            on = with_nodes(self.cluster, middle)
-            if self._try(_Change.of(f"{middle} nodes ({on.size} ranks)", options), on):
-                enough = middle
+            too_few = on.size
+        between = [s for s in sizes_above(self.cluster, enough - 1) if s > too_few]
+        while between:
+            middle = len(between) // 2
+            on = with_ranks(self.cluster, between[middle])
+            nodes = f"{on.nodes} nodes ({on.size} ranks)" if on.nodes > 1 else f"{on.size} ranks"
+            if self._try(_Change.of(nodes, options), on):
+                between = between[:middle]
             else:
-                too_few = middle
+                between = between[middle + 1 :]
 
     def _try(self, change: _Change, on: Cluster) -> bool:
         self.tried.append(self._attempt(change, on))
@@ -189,11 +202,3 @@ _LEANER_OPTIMIZERS = {
 
 def _leaner(precision: str) -> str:
     return {"fp32": "bf16-mixed", "bf16-mixed": "bf16"}.get(precision, precision)
-
-
-def with_nodes(cluster: Cluster, nodes: int) -> Cluster:
-    """The same cluster with so many nodes; its outermost link reaches all of them."""
-    last, ranks = cluster.links[-1], nodes * cluster.ranks_per_node
-    links = (*cluster.links[:-1], replace(last, ranks=ranks))
-    name = f"{cluster.name} with {nodes} nodes"
-    return replace(cluster, name=name, nodes=nodes, links=links)

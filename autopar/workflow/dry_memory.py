@@ -3,6 +3,8 @@ without the memory."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -53,8 +55,11 @@ def _make_tables(optimizer: str) -> None:
 def measured_step(distributed: DistributedProgram) -> Peak:
     """The fullest moment of a whole step, after one that leaves states and buffers in place."""
     batch = empty_batch(distributed)
-    together = {"foreach": True} if distributed.plan.optimizer in AT_ONCE else {}
-    optimizer = planned_optimizer(distributed, **together)
+    name = distributed.plan.optimizer
+    options: dict[str, Any] = {"foreach": True} if name in AT_ONCE else {}
+    if name == "adamw-host":
+        options["host"] = "meta"  # what is there is not the device's
+    optimizer = planned_optimizer(distributed, **options)
     live = LiveBytes(distributed, optimizer)
     with live:
         for _ in range(2):

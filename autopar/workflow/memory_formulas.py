@@ -28,6 +28,10 @@ from autopar.units import format_bytes
 MOST_KINDS = 6
 
 
+# Of a part that is none of the device's bytes.
+ELSEWHERE = "in the host's memory"
+
+
 @dataclass(frozen=True)
 class MemoryPart:
     """A summand of a term: `text` says what it is, as a formula where there is one."""
@@ -97,7 +101,10 @@ class _Rank:
             "buffers": self._buffers(),
         }
         live = self.live if self.phase else ()
-        told = {term: tuple(p for p in parts if p.bytes) for term, parts in terms.items()}
+        told = {
+            term: tuple(p for p in parts if p.bytes or ELSEWHERE in p.text)
+            for term, parts in terms.items()
+        }
         text = " ".join(p.text for parts in told.values() for p in parts)
         shown = {k: v for k, v in values.items() if k in _letters(text)}
         return MemoryFormulas(self.rank, live, told, shown)
@@ -170,12 +177,18 @@ class _Rank:
         return _with_rest(parts, self.memory.gradients, *rest)
 
     def _optimizer(self) -> list[MemoryPart]:
-        copies, size = self.setting.update.copies, self.setting.bytes.storage
+        update, size = self.setting.update, self.setting.bytes.storage
+        copies = update.copies
         parts = []
         if copies:
             text = f"{copies}·{size}·{self._elements('t', whole=False)}"
             each = self._once(memory.trainable_shard)
             parts.append(MemoryPart(text, copies * size * each))
+        if update.on_host:
+            each = self._once(memory.trainable_shard)
+            text = f"{update.host_copies}·{size}·{self._elements('t', whole=False)}"
+            there = format_bytes(update.host_copies * size * each)
+            parts.append(MemoryPart(f"{text} = {there} {ELSEWHERE}", 0))
         states = f"states of {self.setting.optimizer}, by the shape of each parameter"
         return _with_rest(parts, self.memory.optimizer, states, "padding")
 

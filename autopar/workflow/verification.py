@@ -289,7 +289,12 @@ def _optimizers(
         optimizer = program.make_optimizer(**options)
     else:
         options, one_device = {"lr": 1e-3, "eps": 1e-6}, torch.optim.AdamW
-        optimizer = one_device(program.parameters(), **options)
+        on_host = program.plan.optimizer == "adamw-host"
+        optimizer = (
+            program.make_optimizer(**options)
+            if on_host
+            else one_device(program.parameters(), **options)
+        )
     return optimizer, one_device(reference.parameters(), **options) if reference else None
 
 

@@ -207,6 +207,18 @@ def test_optimizer_is_bound_by_memory_bandwidth():
     assert eight_bit == pytest.approx((8192 * 12 + 4 * (8192 + 128 + 1024)) / 5e5)
 
 
+def test_an_optimizer_on_the_host_is_bound_by_its_link_and_memory():
+    # Parameter and gradient there, parameter back; there what AdamW moves on a device.
+    given = setting(optimizer="adamw-host")
+    device = replace(
+        given.cluster.device, host_bytes_per_second=1e3, host_memory_bytes_per_second=4e3
+    )
+    on = replace(given, cluster=replace(given.cluster, device=device))
+    assert optimizer_seconds(BLOCK, on) == pytest.approx(1000 * (12 / 1e3 + 28 / 4e3))
+    sharded = optimizer_seconds(BLOCK, replace(on, zero=1))
+    assert sharded == pytest.approx(250 * (12 / 1e3 + 28 / 4e3))
+
+
 def test_tied_parameters_are_summed_over_their_stages():
     tied = replace(BLOCK, tied=(Tied("other", 7, 7), Tied("t", 400, 400)))
     assert tied_seconds([tied, BLOCK, tied], "t", setting(pp=4)) == pytest.approx(2 * 1.6)

@@ -13,6 +13,7 @@ from torch import nn
 from autopar.errors import UsageError
 from autopar.plan_document import OPTIMIZERS
 from autopar.runtime.adafactor import Adafactor
+from autopar.runtime.host_optimizer import HostAdamW
 from autopar.runtime.planned_optimizer import planned_optimizer
 
 
@@ -29,6 +30,7 @@ def program(name: str) -> Any:
     ("name", "kind", "states"),
     [
         ("adamw", torch.optim.AdamW, {"exp_avg", "exp_avg_sq"}),
+        ("adamw-host", HostAdamW, {"exp_avg", "exp_avg_sq"}),
         ("sgd", torch.optim.SGD, set()),
         ("sgd-momentum", torch.optim.SGD, {"momentum_buffer"}),
         ("adafactor", Adafactor, {"row_var", "col_var", "variance"}),
@@ -62,4 +64,11 @@ def test_eight_bit_states_where_the_library_is() -> None:
 
 
 def test_every_optimizer_of_a_plan_is_known() -> None:
-    assert set(OPTIMIZERS) == {"adamw", "adamw-8bit", "adafactor", "sgd", "sgd-momentum"}
+    assert set(OPTIMIZERS) == {
+        "adamw",
+        "adamw-host",
+        "adamw-8bit",
+        "adafactor",
+        "sgd",
+        "sgd-momentum",
+    }

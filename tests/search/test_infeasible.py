@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.cost.setting import Setting
+from autopar.errors import UsageError
 from autopar.mesh import Mesh
 from autopar.search import columns, stages
 from autopar.search.enumerate import search
 from autopar.search.infeasible import explain, explain_infeasible, infeasible_error
+from autopar.search.more_ranks import with_nodes
 from autopar.search.options import SearchOptions, parse_pins
-from autopar.search.remedies import with_nodes
+from autopar.search.remedies import Variant
 from autopar.search.smallest_memory import least_peak
 from tests.search.synthetic import Provider, cluster
 from tests.search.test_stages import NUMBERS, SETS, block, brute_force
@@ -33,9 +35,11 @@ def impossible(pins: str = "", **changes):
     return provider, options, result
 
 
-def factory(precision, on, /, shorter=1):
-    scale = 1 if precision == "bf16" else 2
-    return Provider(on, sequence=1024 * scale // shorter)
+def factory(variant, on, /):
+    scale = 1 if variant.precision == "bf16" else 2
+    if variant.adapters:
+        raise UsageError("adapters need PEFT", next_step="pip install autopar[lora]")
+    return Provider(on, sequence=1024 * scale // variant.shorter)
 
 
 def test_the_smallest_memory_works_and_one_byte_less_does_not():
@@ -87,7 +91,24 @@ def test_relaxations_come_in_order_and_are_solved():
             assert relaxation.peak_bytes <= options.memory_limit and relaxation.step_seconds > 0
     text = explain(found)
     assert "nothing fits in 150.0 MiB per rank" in text and "not enough: " in text
-    assert "not tried: LoRA" in text and "offloading" in text
+    assert "not tried: LoRA" in text and "pip install autopar[lora]" in text
+
+
+def test_offload_is_tried_where_the_host_is_known():
+    provider, options, _ = impossible()
+    on = cluster(4)
+    known = replace(on.device, host_bytes_per_second=5e10, host_memory_bytes_per_second=5e10)
+    on = replace(on, device=known)
+    result = search(provider, on, options)
+    names = [
+        r.change for r in explain_infeasible(result, provider, on, options).infeasible.relaxations
+    ]
+    assert names[-1].startswith("offload (optimizer adamw-host")
+    result = search(provider, cluster(4), options)
+    found = explain_infeasible(result, provider, cluster(4), options).infeasible
+    assert not any("offload" in r.change for r in found.relaxations)
+    with pytest.raises(UsageError, match="host's memory is not known"):
+        search(provider, cluster(4), replace(options, optimizer="adamw-host"))
 
 
 def test_more_ranks_are_tried_on_a_larger_cluster():
@@ -105,13 +126,13 @@ def test_the_fewest_nodes_that_fit_are_found(fewest):
 
     def needs(nodes: int) -> int:
         larger = with_nodes(on, nodes)
-        provider, small = factory("bf16-mixed", larger), replace(options, memory_limit=MIB)
+        provider, small = factory(Variant("bf16-mixed"), larger), replace(options, memory_limit=MIB)
         found = explain_infeasible(search(provider, larger, small), provider, larger, small)
         return found.infeasible.smallest_bytes
 
     tight = replace(options, memory_limit=needs(fewest))
     assert needs(fewest - 1) > tight.memory_limit
-    provider = factory("bf16-mixed", on)
+    provider = factory(Variant("bf16-mixed"), on)
     result = search(provider, on, tight)
     found = explain_infeasible(result, provider, on, tight, factory).infeasible
     ranks = {}

@@ -34,11 +34,12 @@ def planned(
     memory_limit: str = "1TiB",
     optimizer: str = "adamw",
     spare_experts: int = 0,
+    cluster: str = "",
 ) -> Plan:
-    """The plan of the search on so many CPU ranks, without what explains it."""
+    """The plan of the search on so many CPU ranks (or `cluster`), without what explains it."""
     outcome = search_program(
         program,
-        Cluster.parse(f"cpu:{ranks}"),
+        Cluster.parse(cluster or f"cpu:{ranks}"),
         global_batch_size=global_batch,
         pins=pins,
         memory_limit=memory_limit,

@@ -91,7 +91,7 @@ def test_prediction_is_what_is_allocated(
     assert set(found.terms) == set(TERMS)
 
 
-@pytest.mark.parametrize("optimizer", ["adafactor", "adamw-8bit", "sgd-momentum"])
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw-8bit", "sgd-momentum", "adamw-host"])
 @pytest.mark.parametrize("layout", [2, 5, 7])
 def test_states_of_every_optimizer_are_what_is_allocated(
     llama: tuple[nn.Module, Program], optimizer: str, layout: int
@@ -100,7 +100,8 @@ def test_states_of_every_optimizer_are_what_is_allocated(
         pytest.importorskip("torchao.optim")
     model, program = llama
     stage, pins = LAYOUTS[layout]
-    plan = planned(program, 8, 32, pins, optimizer=optimizer)
+    cluster = "h100:1x8" if optimizer == "adamw-host" else "cpu:8"
+    plan = planned(program, 8, 32, pins, "70GiB", optimizer, cluster=cluster)
     predicted = plan.predicted["memory_per_stage"][stage]
     found = dry_memory(model, program, plan, stage)
     # To the byte, but for a step counter of each parameter.

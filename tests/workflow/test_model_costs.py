@@ -13,8 +13,8 @@ from autopar.cluster import Cluster
 from autopar.errors import PassError
 from autopar.passes.capture import capture
 from autopar.program import Program
+from autopar.search.more_ranks import with_nodes
 from autopar.search.placement_objective import Solution
-from autopar.search.remedies import with_nodes
 from autopar.workflow import placed_blocks
 from autopar.workflow.model_costs import ModelCosts
 from autopar.workflow.prepare import prepare

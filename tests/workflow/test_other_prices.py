@@ -53,11 +53,11 @@ def test_half_the_sequence_is_solved_as_a_request_of_its_own() -> None:
 def test_another_precision_is_captured_once() -> None:
     asked = []
 
-    def recapture(precision: str) -> Program:
-        asked.append(precision)
+    def recapture(precision: str, adapters: int) -> Program:
+        asked.append((precision, adapters))
         return captured(torch.bfloat16)
 
     told = solved(1000, captured(torch.float32), recapture=recapture).infeasible
     assert told is not None
     assert any(r.change == "precision bf16-mixed" for r in told.relaxations)
-    assert asked == ["bf16-mixed"]
+    assert asked == [("bf16-mixed", 0), ("fp32", 16), ("bf16-mixed", 16)]
