@@ -74,7 +74,7 @@ def resharded_bytes(
     back at the end of its last backward, while those of the blocks before it go on. `first`: that
     backward is the first one of the step."""
     last = setting.microbatches == (1 if first else 2)
-    if not sharded(setting) or setting.zero == 3 or not last:
+    if not setting.gathers_once or not last:
         return 0
     return _not_rooted(block, rooted) * setting.bytes.compute
 
@@ -83,7 +83,7 @@ def parameters_given_back(block: BlockCost, setting: Setting) -> int:
     """Of what a block holds of its parameters, what is gone once its last backward of a step is
     over, to the end of the step: what FSDP2 had gathered for all of it (ZeRO-1 and 2). Parameters
     that other blocks tie are left out, as they may go on."""
-    if not sharded(setting) or setting.zero == 3:
+    if not setting.gathers_once:
         return 0
     return (block.parameters - block.tied_parameters) * setting.bytes.compute
 

@@ -218,7 +218,7 @@ def rank_memory(
     names = {n: label for p in parts for n, label in p.recomputed.items()}
     spans = list(pairwise([0, *accumulate(len(p.blocks) for p in parts)]))
     if not setting.in_turns:
-        phases = Phase.fullest([phase.live[0] for phase in at_backward])
+        phases = Phase.fullest([phase.live[0] for phase in at_backward], setting)
         kept = parts[rank].keep_gathered
         return stage_memory(blocks, *spans[rank], names, rank, setting, phases, kept)
     of_rank = divided_memory if setting.divided else chunked_memory

@@ -77,13 +77,16 @@ class Phase:
     first: bool
 
     @staticmethod
-    def fullest(in_flight: Sequence[int]) -> tuple[Phase, ...]:
+    def fullest(in_flight: Sequence[int], setting: Setting) -> tuple[Phase, ...]:
         """Of all backwards of a step, given their micro-batches alive, those that can be the
-        fullest moment: the first, unless as much is alive in one that has all gradients."""
+        fullest moment: the first, unless as much is alive in one that has all gradients. (If that
+        is the last, it gives back what was gathered for the step, and the first does not.)"""
         first, later = in_flight[0], max(in_flight[1:], default=0)
         phases = (Phase(first, True), Phase(later, False))
         if not later:
             return phases[:1]
+        if setting.gathers_once and setting.microbatches == 2:
+            return phases
         return phases[1:] if later >= first else phases
 
 
@@ -144,6 +147,11 @@ class Setting:
         return self.mesh.replicas > 1 and self.zero > 0 and not self.practice.gradient_buffer
 
     @property
+    def gathers_once(self) -> bool:
+        """Whether FSDP2 gathers parameters for a whole step (ZeRO-1 and 2)."""
+        return self.fsdp and self.zero < 3
+
+    @property
     def may_keep(self) -> bool:
         """Whether some blocks may be kept gathered, and others not."""
         return self.zero == 3 and self.mesh.replicas > 1 and not self.in_turns
@@ -181,6 +189,6 @@ class Setting:
         after it. (1F1B brings one more forward between the two, while there are any.)"""
         m, most = self.microbatches, self.in_flight(stage)
         if self.mesh.pp == 1:
-            return Phase.fullest([1] * min(m, 2))
+            return Phase.fullest([1] * min(m, 2), self)
         after = m - 1 if self.schedule == "gpipe" else min(m - 1, most)
-        return Phase.fullest([most, after] if m > 1 else [most])
+        return Phase.fullest([most, after] if m > 1 else [most], self)
