@@ -78,7 +78,8 @@ class BlockCost:
     `largest_parameter`: elements of the
     largest trainable one. `saved_input_bytes`: the part of `saved_bytes` that are the block's
     inputs; `released_bytes`: the part that is gone at the fullest moment of the backward.
-    `forward_transient_bytes`: `transient_bytes` of the forward alone. `shared_bytes`: values made
+    `forward_transient_bytes`: `transient_bytes` of the forward alone; `fleeting_bytes`: the most in
+    a forward that keeps its inputs alone, beside these. `shared_bytes`: values made
     once per micro-batch and stage that the block reads (part of the transient ones);
     `shared_kept_bytes`: those of them that its backward keeps, if it is not recomputed;
     `shared_key`: the same for blocks that read the same ones, empty if no other block does.
@@ -120,6 +121,7 @@ class BlockCost:
     saved_input_bytes: int = 0
     released_bytes: int = 0
     forward_transient_bytes: int = 0
+    fleeting_bytes: int = 0
     shared_bytes: int = 0
     shared_kept_bytes: int = 0
     shared_key: str = ""

@@ -67,14 +67,18 @@ def gathered_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str
     return _not_rooted(block, rooted) * setting.bytes.compute
 
 
+def gives_back(setting: Setting, *, first: bool) -> bool:
+    """Whether FSDP2 gives back in a backward, the last one of the step, what it had gathered for
+    all of the step (ZeRO-1 and 2). `first`: it is the first one too."""
+    return setting.gathers_once and setting.microbatches == (1 if first else 2)
+
+
 def resharded_bytes(
     block: BlockCost, setting: Setting, *, first: bool, rooted: Collection[str]
 ) -> int:
-    """What FSDP2 had gathered of a block's parameters for the whole step (ZeRO-1 and 2) and gives
-    back at the end of its last backward, while those of the blocks before it go on. `first`: that
-    backward is the first one of the step."""
-    last = setting.microbatches == (1 if first else 2)
-    if not setting.gathers_once or not last:
+    """What FSDP2 `gives_back` of a block's parameters at the end of its backward, while those of
+    the blocks before it go on."""
+    if not gives_back(setting, first=first):
         return 0
     return _not_rooted(block, rooted) * setting.bytes.compute
 
@@ -143,6 +147,12 @@ def working_in_forward(block: BlockCost) -> int:
     return max(0, block.forward_transient_bytes - block.shared_kept_bytes)
 
 
+def working_in_first_forward(block: BlockCost, rebuilt: int) -> int:
+    """The same of a block that is recomputed and then rebuilds so many bytes, on top of what it
+    keeps till then: at most `rebuilt` more than of one that keeps all."""
+    return min(block.fleeting_bytes, working_in_forward(block) + rebuilt)
+
+
 def gather_buffer_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str]) -> int:
     """The buffer that FSDP2 gathered a block's parameters in: it has it until the next block's are,
     so while the block goes forward. With ZeRO-1 and 2 only the first forward of a step gathers; in
@@ -150,13 +160,6 @@ def gather_buffer_bytes(block: BlockCost, setting: Setting, *, rooted: Collectio
     if setting.zero == 3 or not sharded(setting) or setting.microbatches > 1:
         return gathered_bytes(block, setting, rooted=rooted)
     return _not_rooted(block, rooted) * setting.bytes.compute
-
-
-def forward_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str]) -> int:
-    """The most that a block works with and has gathered in its forward, on top of all that it
-    saves."""
-    gathered = gathered_bytes(block, setting, rooted=rooted)
-    return working_in_forward(block) + gathered + gather_buffer_bytes(block, setting, rooted=rooted)
 
 
 def at_end_bytes(

@@ -8,7 +8,8 @@ backward starts, there are at it
     what the oldest keeps in the blocks up to this one, and what is rebuilt if it is recomputed
     what the block works with (`autopar.cost.block_moment`)
     its gathered parameters (ZeRO-3), but not when its gradients are reduced, and those of the block
-        before it, which is prefetched; in the forward the buffer that they came in instead. Those
+        before it, which is prefetched; in the forward the buffer that they came in instead, and
+        before the block works that of the block before it. Those
         of blocks that are kept gathered are there at every moment; in their forward the buffer is
         that of the last block before them which was gathered. Under ZeRO-1 and 2 those of all
         blocks are, but in the last backward for those behind it
@@ -45,6 +46,7 @@ from autopar.cost.block_moment import (
     end_parameter_bytes,
     gather_buffer_bytes,
     gathered_bytes,
+    gives_back,
     gradients_given_back,
     gradients_inside,
     handed_on_bytes,
@@ -53,6 +55,7 @@ from autopar.cost.block_moment import (
     made_bytes,
     parameters_given_back,
     resharded_bytes,
+    working_in_first_forward,
     working_in_forward,
 )
 from autopar.cost.memory import (
@@ -171,6 +174,7 @@ class StageMoments:
         # In the forward of a kept block FSDP2 still has the buffer of the one gathered last.
         buffers = [gather_buffer_bytes(b, setting, rooted=self.rooted) for b in blocks]
         self.buffered = [0 if b.name in kept else n for b, n in zip(blocks, buffers, strict=True)]
+        self.gathers = [n > 0 for n in self.buffered]
         for index in range(1, len(blocks)):
             if blocks[index].name in kept:
                 before = [n for n in self.gathered[:index] if n]
@@ -292,12 +296,14 @@ class StageMoments:
         for index in reversed(range(len(self.blocks))):
             block = self.blocks[index]
             own = [o.rebuilt for o in block.options if kind_of(block, o) in self.again]
-            for more in own if rebuilt else [0]:
-                found.append(self._moment(index, self.kept - behind + more, first))
+            ways: list[int | None] = [*own] if rebuilt else [None]
+            found += [self._moment(index, self.kept - behind, first, way) for way in ways]
             behind += block.least_kept
         return found
 
-    def _moment(self, index: int, activations: int, first: bool) -> _Moment:
+    def _moment(self, index: int, kept: int, first: bool, rebuilt: int | None = None) -> _Moment:
+        """`kept` till then; `rebuilt`: by the block, if it is recomputed."""
+        activations = kept + (rebuilt or 0)
         block, setting = self.blocks[index], self.setting
         after = self.blocks[index + 1] if index + 1 < len(self.blocks) else None
         # The gradient that the backward before sent away.
@@ -328,10 +334,23 @@ class StageMoments:
             *(activations - gone, gradients + staying, gathered + prefetched - given),
             around + working - staying,
         )
+        if gives_back(setting, first=first):
+            # In the forward nothing is given back yet: if it is the only one, what blocks behind
+            # have is not there yet, and no gradients are.
+            around -= self.left_behind[index]
+            gradients = 0 if first else self.gradients
+            gathered = self.gathered[index] - (self.resharded_behind[True][index] if first else 0)
+        gathered += self.buffered[index]
         working = working_in_forward(block)
-        buffered = gathered + self.buffered[index]
-        forward = _Moment(activations, gradients, buffered, around + working)
-        return max(inside, end, forward, key=lambda m: m.total)
+        if rebuilt is not None:
+            working = working_in_first_forward(block, rebuilt)
+        forward = _Moment(kept, gradients, gathered, around + working)
+        # Before it, while its parameters are copied out of the buffer that they came in, FSDP2
+        # still has the buffer of the block before.
+        before = self.buffered[index - 1] if index and self.gathers[index] else 0
+        nothing = gone - block.saved_bytes
+        arrival = _Moment(activations - gone, gradients, gathered + before, around + nothing)
+        return max(inside, end, forward, arrival, key=lambda m: m.total)
 
     def _own_gathered(self, index: int, first: bool) -> int:
         """What a block gives back of its gathered parameters as its backward ends."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,6 +151,15 @@ class IntervalMoments:
         for first in used:
             setattr(found, "first" if first else "later", self.of(first=first).within(band))
         return found
+
+
+def _fuller(one: Moments, other: Moments) -> Moments:
+    """The larger of two in every interval."""
+    return Moments(
+        np.maximum(one.plain, other.plain),
+        np.maximum(one.floor, other.floor),
+        lambda band: np.maximum(one.make_again(band), other.make_again(band)),
+    )
 
 
 def _either(where: NDArray[np.bool_], one: Moments, other: Moments) -> Moments:
@@ -328,19 +338,41 @@ class _Builder:
         self, first: bool, gradients: Ints | np.int64, *, rooted: Collection[str]
     ) -> Moments:
         chain, setting = self.chain, self.setting
-        least = chain.ints(lambda b: b.least_kept)
-        made = chain.ints(lambda b: block_moment.left_bytes(b, setting, rooted=rooted))
-        made = made - chain.ints(
+        constant = gradients + (0 if first else self.received[:, None])
+        both: tuple[str, ...] = ("forward", "backward")
+        resharded = chain.ints(
             lambda b: block_moment.resharded_bytes(b, setting, first=first, rooted=rooted)
         )
+        apart = block_moment.gives_back(setting, first=first)
+        if apart:
+            # In the only forward what blocks behind gather is not there yet, in a later one it is.
+            forward = self._busiest(first, rooted, both[:1])
+            ungathered = sums_before(-resharded if first else 0 * resharded)
+            both = both[1:]
+        made = chain.ints(lambda b: block_moment.left_bytes(b, setting, rooted=rooted))
+        made = made - resharded
         if first:
             made = made + chain.ints(lambda b: block_moment.made_bytes(b, setting, rooted=rooted))
         behind = sums_before(made)
+        backward = self._busiest(first, rooted, both)
+        found = self._with(backward, behind, constant)
+        return _fuller(found, self._with(forward, ungathered, constant)) if apart else found
+
+    def _busiest(
+        self, first: bool, rooted: Collection[str], parts: tuple[str, ...]
+    ) -> BusiestBlock:
+        return BusiestBlock(
+            self.chain, self.setting, self.sent, first=first, rooted=rooted, parts=parts
+        )
+
+    def _with(
+        self, busiest: BusiestBlock, behind: Ints, constant: Ints | np.integer[Any]
+    ) -> Moments:
+        """`behind`: sums of what blocks have made, and have not given back, by their number."""
+        least = self.chain.ints(lambda b: b.least_kept)
         kept, given_back = sums_before(self.saved), sums_before(least) - behind
-        constant = gradients + (0 if first else self.received[:, None])
         # What the blocks behind have made, and (in `floor`) what they have given back.
         made_here = behind[None, :]
-        busiest = BusiestBlock(chain, setting, self.sent, first=first, rooted=rooted)
         plain = busiest.everywhere(kept[1:] - behind[1:])
         plain = plain - kept[:-1, None] + made_here + self.passing + constant
         end = constant - given_back[None, :]
@@ -348,13 +380,14 @@ class _Builder:
 
         def again(band: Band | None) -> Ints:
             beside = [
-                np.where(self.can(kind), given_back[1:] + kind[1], NONE) for kind in self.kinds
+                (np.where(self.can(kind), given_back[1:] + kind[1], NONE), kind[1])
+                for kind in self.kinds
             ]
             if band is None:
-                found = [busiest.everywhere(some) + end for some in beside]
+                found = [busiest.everywhere(*some) + end for some in beside]
                 return np.array(found, np.int64).reshape(-1, *self.flight.shape)
             there = band(np.broadcast_to(end, self.flight.shape))
-            found = [busiest.within(some, band) + there for some in beside]
+            found = [busiest.within(some, band, more) + there for some, more in beside]
             return np.array(found, np.int64).reshape(-1, *there.shape)
 
         return Moments(np.asarray(plain), np.asarray(floor), again)

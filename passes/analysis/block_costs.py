@@ -142,6 +142,7 @@ def block_cost(
         saved_input_bytes=memory.saved_inputs,
         released_bytes=memory.released,
         forward_transient_bytes=memory.forward_transient + memory.shared,
+        fleeting_bytes=memory.fleeting,
         shared_bytes=memory.shared,
         shared_kept_bytes=memory.shared_kept,
         delayed_bytes=memory.divided.delayed,

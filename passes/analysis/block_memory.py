@@ -33,7 +33,8 @@ class BlockMemory:
     before the fullest moment. `inputs`: kept when the block is recomputed. `transient`:
     at the worst moment on top of `saved`, with the gradient of a parameter that is being made;
     `reduced_transient`: with the gradients of all parameters that were made so far, `made` of it;
-    `forward_transient`: in the forward.
+    `forward_transient`: in the forward. `fleeting`: the most in a forward that keeps nothing, as
+    of a block that is recomputed, beside its inputs.
     `shared`: parameter-free values read from outside; `shared_kept`: those of them that ops keep.
     `divided`: of a divided backward."""
 
@@ -43,6 +44,7 @@ class BlockMemory:
     inputs: int
     transient: int
     forward_transient: int
+    fleeting: int
     reduced_transient: int
     made: int
     shared: int
@@ -142,6 +144,7 @@ def block_memory(
         sum(given.received.values()),
         max(0, forward - saved, backward - saved),
         max(0, forward - saved),
+        _forward_peak(graph, values, {}, {}, outside),
         max(0, forward - saved, reduced - saved),
         made if reduced >= forward else 0,
         sum(shared.values()),
@@ -183,8 +186,8 @@ def _storages(value: Any) -> dict[int, int]:
 def _forward_peak(
     graph: fx.GraphModule,
     values: dict[fx.Node, Any],
-    owned: dict[int, int],
-    saved_at: dict[fx.Node, list[int]],
+    owned: Mapping[int, int],
+    saved_at: Mapping[fx.Node, list[int]],
     outside: set[int],
 ) -> int:
     """Most bytes alive at once in the forward: what is saved so far or still to be read."""
@@ -199,7 +202,7 @@ def _forward_peak(
             live.update({k: s for k, s in _storages(values[node]).items() if k not in outside})
             live.update({k: owned[k] for k in owned if k in live})
             # What an op keeps that is neither its operand nor its result.
-            live.update({k: owned[k] for k in saved_at[node] if k in owned})
+            live.update({k: owned[k] for k in saved_at.get(node, ()) if k in owned})
             peak = max(peak, sum(live.values()) + forward_workspace(node))
             for source in node.all_input_nodes:
                 for key in _storages(values[source]):

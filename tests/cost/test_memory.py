@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autopar.block_cost import BlockCost, Tied
 from autopar.cluster import Cluster, Device, Link
-from autopar.cost.fullest_moment import stage_memory
+from autopar.cost.fullest_moment import StageMoments, stage_memory
 from autopar.cost.memory import memory_limit
 from autopar.cost.setting import Practice, Setting
 from autopar.mesh import Mesh
@@ -82,10 +82,12 @@ def test_zero_1_with_one_microbatch_scatters_at_once():
     whole = stage_memory(three(), 0, 3, (), 0, setting(zero=1, m=2))
     once = stage_memory(three(), 0, 3, (), 0, setting(zero=1, m=1))
     assert whole.gradients == 6000 * 4
-    # The fullest moment is the end of the last block, which no gradient of another precedes: its
-    # fresh gradients, their copy that is reduced and its shard, in the place of its 500 bytes.
-    assert (once.gradients, once.activations) == (3000, 2 * 500)
-    assert once.buffers == 3000 * (4 + 4)
+    # The fullest moment is before the last block's forward: its parameters are copied out of the
+    # buffer that they came in, and that of the block before is still there. No gradients are.
+    assert once.parameters == 1500 * 4 + 6000 * 4 + (2000 + 3000) * 4
+    assert (once.gradients, once.activations, once.buffers) == (0, 2 * 500, 0)
+    of = StageMoments.of(three(), 0, 3, {}, setting(zero=1, m=1))
+    assert of.end().gradients == 1500 * 4 == whole.gradients / 4
 
 
 @pytest.mark.parametrize(("optimizer", "states"), [("adamw", 2), ("sgd-momentum", 1), ("sgd", 0)])

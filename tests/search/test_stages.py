@@ -60,6 +60,7 @@ def block(
         saved_input_bytes=min(saved, inputs) // 2,
         released_bytes=saved // 7,
         forward_transient_bytes=transient * 2 // 3,
+        fleeting_bytes=transient + saved * (index % 3) // 3,
         shared_bytes=transient // 4,
         shared_kept_bytes=transient // 4 * (index % 3) // 2,
         shared_key=("", "a", "b")[transient % 3],

@@ -179,3 +179,19 @@ def test_the_first_of_two_backwards_can_be_the_fullest(zero: int) -> None:
     assert predicted["total"] / found.total - 1 == pytest.approx(0, abs=0.01), (predicted, found)
     if zero == 2:
         assert found.moment == "backward 1"
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_parameters_arrive_in_buffers(zero: int, recompute: str) -> None:
+    """With few tokens and one micro-batch ZeRO-1 and 2 are fullest in the forward: a layer's
+    parameters are copied out of the buffer that they came in, and that of the layer before is still
+    there (6 % too low while one buffer counted)."""
+    model, program = small_llama(layers=4, vocabulary=256, sequence=8)
+    plan = planned(program, 4, 4, f"dp=4,shard=4,zero={zero},microbatches=1,recompute={recompute}")
+    predicted = plan.predicted["memory_per_stage"][0]
+    found = dry_memory(model, program, plan, 0)
+    assert predicted["total"] / found.total - 1 == pytest.approx(0, abs=0.01), (predicted, found)
+    for term in ("parameters", "gradients", "optimizer"):
+        assert found.terms[term] == pytest.approx(predicted[term], rel=0.01)
+    assert found.moment.startswith("forward") == (zero < 3)

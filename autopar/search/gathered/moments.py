@@ -52,6 +52,8 @@ class ChainMoments:
         self.inside, self.last_inside = (intervals.inside(alone=a) for a in (False, True))
         self.in_forward = chain.ints(block_moment.working_in_forward)
         self.rebuilt = np.array([rebuilt for _, rebuilt in tables.kinds], np.int64)
+        forward = [_in_first_forward(chain, int(rebuilt)) for rebuilt in self.rebuilt]
+        self.in_first_forward = np.array(forward, np.int64).reshape(-1, len(chain))
         self.can = intervals.can
         self._gathered: dict[frozenset[str], Ints] = {}
         self._made: dict[tuple[frozenset[str], bool], Ints] = {}
@@ -107,7 +109,12 @@ class StageMoments:
         before = np.zeros_like(self.gathered)
         before[:, 1:] = self.gathered[:, :-1]
         self.prefetched = before
-        self.in_forward = np.where(kept, _last_gathered(self.gathered), 2 * self.gathered)
+        last = _last_gathered(self.gathered)
+        self.in_forward = np.where(kept, last, 2 * self.gathered)
+        # As parameters arrive, the buffer of the last block before that was gathered is there too.
+        saved = of.saved_ahead[start + 1 : stop + 1] - of.saved_ahead[start:stop]
+        self.arriving = np.where(kept, NONE, 2 * self.gathered - saved)
+        self.arriving[:, 1:] += last[:, :-1]
         self._moments: dict[bool, SetMoments] = {}
 
     def moments(self, phase: Phase) -> SetMoments:
@@ -128,20 +135,22 @@ class StageMoments:
         backward = np.maximum(inside + self.gathered, end) + self.prefetched
         sent = np.full(b - a, intervals.sent[b], np.int64)
         sent[-1] = 0
-        most = np.maximum(backward, of.in_forward[a:b] + self.in_forward) + sent
+        without = np.maximum(backward, self.arriving) + sent
+        most = np.maximum(without, of.in_forward[a:b] + self.in_forward + sent)
         made = of.made_ahead(self.rooted, first)
         behind = made[b] - made[a + 1 : b + 1]
         saved = of.saved_ahead[a + 1 : b + 1] - of.saved_ahead[a]
         passing = int(intervals.passing[a, b])
         plain = (most + saved + behind).max(axis=1) + passing + constant
         returned = of.least_ahead[b] - of.least_ahead[a + 1 : b + 1] - behind
-        with_floor = most - returned
-        floor = with_floor.max(axis=1) + constant
+        floor = (most - returned).max(axis=1) + constant
         again = np.full((len(of.rebuilt), len(most)), NONE, np.int64)
         for kind, rebuilt in enumerate(of.rebuilt):
             can = of.can[kind, a:b]
             if can.any():
-                again[kind] = with_floor[:, can].max(axis=1) + rebuilt + constant
+                forward = of.in_first_forward[kind, a:b] - rebuilt + self.in_forward + sent
+                with_kind = np.maximum(without, forward) - returned
+                again[kind] = with_kind[:, can].max(axis=1) + rebuilt + constant
         return SetMoments(plain, floor, again)
 
     def needs(self, limit: int) -> Needs:
@@ -171,6 +180,10 @@ class StageMoments:
             fullest = np.maximum(np.minimum(flight + found.floor, found.plain), flight + again)
             most = np.maximum(most, self.fixed + (phase.in_flight - 1) * flight + fullest)
         return most
+
+
+def _in_first_forward(chain: Chain, rebuilt: int) -> Ints:
+    return chain.ints(lambda b: block_moment.working_in_first_forward(b, rebuilt))
 
 
 def _last_gathered(gathered: Ints) -> Ints:
