@@ -75,8 +75,8 @@ class BlockCost:
     inputs). `transient_bytes`: the largest extra bytes alive at one moment inside the block's
     forward or backward, with the gradient of one parameter; `reduced_transient_bytes`: the same
     with the gradients of all the block's parameters so far, `reduced_gradient_bytes` of it.
-    `largest_parameter`: elements of the
-    largest trainable one. `saved_input_bytes`: the part of `saved_bytes` that are the block's
+    `largest_parameter`, `last_parameter`: elements of the largest trainable one, and of the last
+    that no other block holds. `saved_input_bytes`: the part of `saved_bytes` that are the block's
     inputs; `released_bytes`: the part that is gone at the fullest moment of the backward.
     `forward_transient_bytes`: `transient_bytes` of the forward alone; `fleeting_bytes`: the most in
     a forward that keeps its inputs alone, beside these. `shared_bytes`: values made
@@ -118,6 +118,7 @@ class BlockCost:
     reduced_transient_bytes: int = 0
     reduced_gradient_bytes: int = 0
     largest_parameter: int = 0
+    last_parameter: int = 0
     saved_input_bytes: int = 0
     released_bytes: int = 0
     forward_transient_bytes: int = 0

@@ -186,9 +186,11 @@ def end_bytes(block: BlockCost, setting: Setting, *, first: bool) -> int:
         return fresh
     own = gradient_bytes(block, setting) if first else 0
     if not delayed(setting):
-        # The reduced shard is the gradient that is kept, or is added to it.
+        # Gradients go when they are copied, all but the last one. The reduced shard, which is the
+        # gradient that is kept or is added to it, comes after that.
+        copied = block.trainable * size.reduce
         shard = own if first else trainable_shard(block, setting) * size.reduce
-        return shard + fresh + block.trainable * size.reduce
+        return copied + max(fresh, shard + block.last_parameter * size.compute)
     if first:
         return own + (fresh if size.compute != size.gradient else 0)
     return max(fresh, block.trainable * size.reduce)

@@ -330,6 +330,8 @@ class StageMoments:
         working = at_end_bytes(block, setting, first=first, rooted=self.rooted, beside=beside)
         working += gone - block.saved_bytes
         staying = min(made_bytes(block, setting, rooted=self.rooted), working) if first else 0
+        # The gradient of what the stage sends outlives the block that got it.
+        working += self.sent if after is None else 0
         end = _Moment(
             *(activations - gone, gradients + staying, gathered + prefetched - given),
             around + working - staying,

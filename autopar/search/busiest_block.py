@@ -49,7 +49,9 @@ class BusiestBlock:
         self._inner, self._last = (
             (
                 inside(chain, setting, alone=alone),
-                at_end(chain, setting, first, rooted, alone=alone) - resharded,
+                at_end(chain, setting, first, rooted, alone=alone)
+                - resharded
+                + (sent[1:] if alone else 0),
             )
             for alone in (False, True)
         )

@@ -40,6 +40,7 @@ def block_bound(whole: BlockCost, kind: Kind, axis: Axis) -> BlockCost:
         transient_bytes=0,
         reduced_transient_bytes=0,
         largest_parameter=0,
+        last_parameter=0,
         boundary_bytes=whole.boundary_bytes // tp,
         delayed_bytes=0,
         divided_transient_bytes=0,

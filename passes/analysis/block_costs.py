@@ -34,6 +34,7 @@ class _Held(NamedTuple):
     parameters: int
     trainable: int
     largest: int
+    last: int
     late: int
     tied: tuple[Tied, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -58,7 +59,7 @@ def _held(
     tied: Mapping[str, str],
     room: Mapping[fx.Node, int],
 ) -> _Held:
-    parameters = trainable = late = largest = over_tp = 0
+    parameters = trainable = late = largest = last = over_tp = 0
     shared: dict[str, Tied] = {}
     shapes: list[tuple[int, ...]] = []
     experts = Experts()
@@ -76,6 +77,7 @@ def _held(
         shapes += own
         trainable += trained
         largest = max(largest, trained)
+        last = trained if trained and slot.name not in tied else last
         spare = room.get(node, 0) if trained else 0
         if node.meta.get(EP):
             shaped = experts.shapes + own
@@ -93,7 +95,7 @@ def _held(
             late += count * node.meta["val"].element_size()
     held = tuple(shared.values())
     shaped = tuple(sorted(shapes))
-    return _Held(parameters, trainable, largest, late, held, shaped, experts, over_tp)
+    return _Held(parameters, trainable, largest, last, late, held, shaped, experts, over_tp)
 
 
 def block_cost(
@@ -139,6 +141,7 @@ def block_cost(
         reduced_transient_bytes=memory.reduced_transient + memory.shared,
         reduced_gradient_bytes=memory.made,
         largest_parameter=held.largest,
+        last_parameter=held.last,
         saved_input_bytes=memory.saved_inputs,
         released_bytes=memory.released,
         forward_transient_bytes=memory.forward_transient + memory.shared,

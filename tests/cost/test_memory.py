@@ -31,6 +31,7 @@ BLOCK = BlockCost(
     50,
     30,
     20,
+    last_parameter=1000,
 )
 
 
@@ -333,7 +334,7 @@ def test_the_limit_leaves_context_and_margin():
 
 @given(zero=st.integers(0, 2), m=st.integers(1, 8), n=st.integers(0, 10**6))
 def test_more_zero_never_takes_more_states(zero, m, n):
-    block = [replace(BLOCK, parameters=n, trainable=n)]
+    block = [replace(BLOCK, parameters=n, trainable=n, last_parameter=n)]
     one = stage_memory(block, 0, 1, (), 0, setting(zero=zero, m=m))
     two = stage_memory(block, 0, 1, (), 0, setting(zero=zero + 1, m=m))
     assert two.gradients <= one.gradients and two.optimizer <= one.optimizer

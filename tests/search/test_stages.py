@@ -57,6 +57,7 @@ def block(
         tied=tuple(Tied(group, n, 0 if frozen else n) for group, n in tied.items()),
         reduced_transient_bytes=transient + params % 50,
         largest_parameter=params // 2,
+        last_parameter=params // (1 + index % 4),
         saved_input_bytes=min(saved, inputs) // 2,
         released_bytes=saved // 7,
         forward_transient_bytes=transient * 2 // 3,

@@ -131,7 +131,7 @@ class StageMoments:
         inside[-1] = of.last_inside[b - 1]
         ends, last_ends = of.at_end(self.rooted, first)
         end = ends[a:b].copy()
-        end[-1] = last_ends[b - 1]
+        end[-1] = last_ends[b - 1] + intervals.sent[b]
         backward = np.maximum(inside + self.gathered, end) + self.prefetched
         sent = np.full(b - a, intervals.sent[b], np.int64)
         sent[-1] = 0
