@@ -8,7 +8,6 @@ from autopar.block_cost import BlockCost, Held
 from autopar.cost.memory import (
     gradient_bytes,
     parameter_shard,
-    reducing_bytes,
     trainable_shard,
 )
 from autopar.cost.setting import Setting
@@ -24,9 +23,11 @@ def delayed(setting: Setting) -> bool:
     return setting.zero == 1 and setting.microbatches > 1
 
 
-def handed_on_bytes(block: BlockCost, setting: Setting) -> int:
+def handed_on_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str]) -> int:
     """The copy of a block's gradients that is reduced while the block before it works."""
-    return 0 if delayed(setting) else reducing_bytes(block, setting)
+    if delayed(setting) or not sharded(setting):
+        return 0
+    return _own_trainable(block, rooted) * setting.bytes.reduce
 
 
 def casts(setting: Setting) -> bool:
@@ -52,6 +53,11 @@ def summed_bytes(block: BlockCost, setting: Setting, *, rooted: Collection[str])
     same parameters left: for a moment there are all three. 0 where none were left."""
     added = _added(block, rooted)
     return (block.trainable + added) * setting.bytes.compute if added else 0
+
+
+def _own_trainable(block: BlockCost, rooted: Collection[str]) -> int:
+    """Elements of the gradients that the block's own group of FSDP2 reduces."""
+    return block.trainable - sum(t.trainable for t in block.tied if t.group in rooted)
 
 
 def _added(block: BlockCost, rooted: Collection[str]) -> int:
@@ -169,13 +175,15 @@ def at_end_bytes(
     added to those that a later holder left, `beside` the reduction of the block after it; then
     these are gone."""
     summed = summed_bytes(block, setting, rooted=rooted)
-    found = end_bytes(block, setting, first=first)
+    found = end_bytes(block, setting, first=first, rooted=rooted)
     if not summed:
         return found
     return max(summed + beside, found - _added(block, rooted) * setting.bytes.compute)
 
 
-def end_bytes(block: BlockCost, setting: Setting, *, first: bool) -> int:
+def end_bytes(
+    block: BlockCost, setting: Setting, *, first: bool, rooted: Collection[str] = ()
+) -> int:
     """What is there at the end of a block's backward, when nothing of what it saved is left.
 
     `first`: backward of a step, which makes the gradients that later ones are added to.
@@ -188,9 +196,16 @@ def end_bytes(block: BlockCost, setting: Setting, *, first: bool) -> int:
     if not delayed(setting):
         # Gradients go when they are copied, all but the last one. The reduced shard, which is the
         # gradient that is kept or is added to it, comes after that.
-        copied = block.trainable * size.reduce
-        shard = own if first else trainable_shard(block, setting) * size.reduce
-        return copied + max(fresh, shard + block.last_parameter * size.compute)
+        # Those of `rooted` parameters wait for the root.
+        waiting = [t for t in block.tied if t.group in rooted]
+        elements = _own_trainable(block, rooted)
+        if first:
+            shard = own - sum(gradient_bytes(t, setting) for t in waiting)
+        else:
+            shards = trainable_shard(block, setting)
+            shard = (shards - sum(trainable_shard(t, setting) for t in waiting)) * size.reduce
+        staying = (block.trainable - elements + block.last_parameter) * size.compute
+        return elements * size.reduce + max(fresh, shard + staying)
     if first:
         return own + (fresh if size.compute != size.gradient else 0)
     return max(fresh, block.trainable * size.reduce)

@@ -318,7 +318,7 @@ class StageMoments:
         prefetched = self.gathered[index - 1] if index else 0
         released = min(block.released_bytes, activations)
         # A block after it may be reduced meanwhile.
-        beside = handed_on_bytes(after, setting) if after is not None else 0
+        beside = handed_on_bytes(after, setting, rooted=self.rooted) if after is not None else 0
         working = inside_bytes(block) + beside
         staying = min(gradients_inside(block, setting), working) if first else 0
         inside = _Moment(

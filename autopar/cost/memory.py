@@ -157,8 +157,3 @@ def in_turn_bytes(block: BlockCost, setting: Setting) -> int:
         optimizer.largest_part(rest, setting.shards),
         optimizer.largest_part(block.experts.shapes, setting.expert_shards),
     )
-
-
-def reducing_bytes(block: BlockCost, setting: Setting) -> int:
-    """The copy of a block's gradients that is reduced while the block before it works."""
-    return block.trainable * setting.bytes.reduce if setting.fsdp else 0

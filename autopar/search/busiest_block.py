@@ -48,7 +48,7 @@ class BusiestBlock:
         )
         self._inner, self._last = (
             (
-                inside(chain, setting, alone=alone),
+                inside(chain, setting, rooted, alone=alone),
                 at_end(chain, setting, first, rooted, alone=alone)
                 - resharded
                 + (sent[1:] if alone else 0),
@@ -116,25 +116,25 @@ class BusiestBlock:
         return np.maximum(found, NONE, out=found)
 
 
-def inside(chain: Chain, setting: Setting, *, alone: bool) -> Ints:
+def inside(chain: Chain, setting: Setting, rooted: Collection[str], *, alone: bool) -> Ints:
     """What each block works with, beside the reduction of the one after it or `alone`."""
-    return chain.ints(block_moment.inside_bytes) + _reduced(chain, setting, alone=alone)
+    return chain.ints(block_moment.inside_bytes) + _reduced(chain, setting, rooted, alone=alone)
 
 
 def at_end(
     chain: Chain, setting: Setting, first: bool, rooted: Collection[str], *, alone: bool
 ) -> Ints:
     """What there is of each block as its backward ends, over what it saved; `alone` as before."""
-    reduced = _reduced(chain, setting, alone=alone)
+    reduced = _reduced(chain, setting, rooted, alone=alone)
     found = chain.ints(lambda b: block_moment.at_end_bytes(b, setting, first=first, rooted=rooted))
     summed = chain.ints(lambda b: block_moment.summed_bytes(b, setting, rooted=rooted))
     found = np.maximum(found, np.where(summed > 0, summed + reduced, 0))
     return np.asarray(found - chain.ints(lambda b: b.saved_bytes))
 
 
-def _reduced(chain: Chain, setting: Setting, *, alone: bool) -> Ints:
+def _reduced(chain: Chain, setting: Setting, rooted: Collection[str], *, alone: bool) -> Ints:
     """By block: the reduction of the one after it."""
     if alone:
         return np.zeros(len(chain), np.int64)
-    found = chain.ints(lambda b: block_moment.handed_on_bytes(b, setting))
+    found = chain.ints(lambda b: block_moment.handed_on_bytes(b, setting, rooted=rooted))
     return np.concatenate([found[1:], np.zeros(1, np.int64)])

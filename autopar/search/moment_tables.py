@@ -107,9 +107,9 @@ class IntervalMoments:
         found = [self._build.can(kind) for kind in self.kinds]
         return np.stack(found) if found else np.zeros((0, len(self._build.chain)), bool)
 
-    def inside(self, *, alone: bool) -> Ints:
+    def inside(self, rooted: Collection[str], *, alone: bool) -> Ints:
         """What each block works with, beside the reduction of the one after it or `alone`."""
-        return inside(self._build.chain, self._build.setting, alone=alone)
+        return inside(self._build.chain, self._build.setting, rooted, alone=alone)
 
     def at_end(self, first: bool, rooted: Collection[str], *, alone: bool) -> Ints:
         """What there is of each block as its backward ends, over what it saved; `alone` as for

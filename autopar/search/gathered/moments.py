@@ -49,7 +49,6 @@ class ChainMoments:
         intervals = tables.intervals
         self.saved_ahead = sums_before(chain.ints(lambda b: b.saved_bytes))
         self.least_ahead = sums_before(chain.ints(lambda b: b.least_kept))
-        self.inside, self.last_inside = (intervals.inside(alone=a) for a in (False, True))
         self.in_forward = chain.ints(block_moment.working_in_forward)
         self.rebuilt = np.array([rebuilt for _, rebuilt in tables.kinds], np.int64)
         forward = [_in_first_forward(chain, int(rebuilt)) for rebuilt in self.rebuilt]
@@ -57,6 +56,7 @@ class ChainMoments:
         self.can = intervals.can
         self._gathered: dict[frozenset[str], Ints] = {}
         self._made: dict[tuple[frozenset[str], bool], Ints] = {}
+        self._inside: dict[frozenset[str], tuple[Ints, Ints]] = {}
         self._at_end: dict[tuple[frozenset[str], bool], tuple[Ints, Ints]] = {}
 
     def gathered(self, rooted: frozenset[str]) -> Ints:
@@ -80,6 +80,13 @@ class ChainMoments:
                 )
             self._made[rooted, first] = sums_before(made)
         return self._made[rooted, first]
+
+    def inside(self, rooted: frozenset[str]) -> tuple[Ints, Ints]:
+        """What every block works with; and one that is the last of its stage."""
+        if rooted not in self._inside:
+            find = self.tables.intervals.inside
+            self._inside[rooted] = find(rooted, alone=False), find(rooted, alone=True)
+        return self._inside[rooted]
 
     def at_end(self, rooted: frozenset[str], first: bool) -> tuple[Ints, Ints]:
         """What there is of every block as its backward ends, over what it saved; and of one that is
@@ -127,8 +134,9 @@ class StageMoments:
         of, a, b = self.of, self.start, self.stop
         intervals = of.tables.intervals
         constant = intervals.throughout(first, a, b)
-        inside = of.inside[a:b].copy()
-        inside[-1] = of.last_inside[b - 1]
+        works, last_works = of.inside(self.rooted)
+        inside = works[a:b].copy()
+        inside[-1] = last_works[b - 1]
         ends, last_ends = of.at_end(self.rooted, first)
         end = ends[a:b].copy()
         end[-1] = last_ends[b - 1] + intervals.sent[b]
