@@ -8,9 +8,9 @@ from autopar.plan_document import Plan
 from autopar.report.facts import MEMORY_TERMS, TIME_TERMS, Facts
 from autopar.report.format import count_text, percent_text
 from autopar.report.reruns import ops_text
-from autopar.report.sequence_words import inserted_words
+from autopar.report.sequence_words import inserted_words, on_cp_words
 from autopar.report.text import decision_rows
-from autopar.report.words import op_of, rank_of
+from autopar.report.words import op_of, placement_words, rank_of, strategy_words
 from autopar.units import format_bytes, format_seconds
 
 MOST_LINES = 12
@@ -88,10 +88,20 @@ def _strategies(a: Plan, b: Plan) -> list[tuple[str, str, str, str]]:
             x, y = first.get(block, {}), second.get(block, {})
             for op in dict.fromkeys((*x, *y)):
                 if x.get(op) != y.get(op):
-                    texts = x.get(op, "absent"), y.get(op, "absent")
-                    rows.append((f"{block}: {inserted_words(op)}{axis}", *texts, ""))
+                    one, other = (_strategy(op, of, cp=bool(axis)) for of in (x, y))
+                    rows.append((f"{block}: {inserted_words(op)}{axis}", one, other, ""))
     # What people look for first: products, attention, losses.
     return sorted(rows, key=lambda row: rank_of(op_of(row[0].split(": ")[1].split(" ")[0])))
+
+
+def _strategy(op: str, strategies: Mapping[str, str], *, cp: bool) -> str:
+    """In the field's words; a block that is not split over the axis has none."""
+    if op not in strategies:
+        return "no such op" if strategies else "whole"
+    kind, strategy = op_of(op.split(" ")[0]), strategies[op]
+    if kind == "parameter":
+        return placement_words(strategy)
+    return on_cp_words(kind, strategy) if cp else strategy_words(kind, strategy)
 
 
 def _predictions(a: Facts, b: Facts) -> list[tuple[str, str, str, str]]:

@@ -174,15 +174,20 @@ def _best_of_meshes(
 
 
 def _with_reason(other: Choice, best: Evaluation) -> Choice:
-    """`other` with the time term that it has most more of than the plan."""
+    """`other` with the time term that it has most more of than the plan, or less where it is
+    faster: beside a plan with pins."""
     seen = evaluate(other, other.chain.blocks, other.setting.cluster).time_breakdown
     more = {term: seconds - best.time_breakdown.get(term, 0.0) for term, seconds in seen.items()}
-    term = max(more, key=lambda t: (more[t], t))
-    if more[term] <= TIE * best.step_seconds:
+    slower = other.step_seconds >= best.step_seconds
+    for term in set(best.time_breakdown) - set(more):
+        more[term] = -best.time_breakdown[term]
+    term = max(more, key=lambda t: (more[t] if slower else -more[t], t))
+    if abs(more[term]) <= TIE * best.step_seconds or (more[term] > 0) != slower:
         return other
     axis, comm, _ = term.partition("_comm")
     name = f"{axis.upper()} communication" if comm else term
-    return replace(other, why=f"{format_seconds(more[term])} more {name}")
+    amount = f"{format_seconds(abs(more[term]))} {'more' if slower else 'less'}"
+    return replace(other, why=f"{amount} {name}")
 
 
 def _result(

@@ -111,8 +111,7 @@ def block_cost(
     group. `spare_experts`: slots that a rank has beyond its part of a layer's experts."""
     found = roofline(graph, axis)
     prices = [p.cost for p in found]
-    on_cp = [p.cost for p in found if p.axis == "cp"]
-    on_ep = [p.cost for p in found if p.axis == EP]
+    on_cp, on_ep = ([p.cost for p in found if p.axis == on] for on in ("cp", EP))
     ops = [p for p in prices if p.bound != COMMUNICATION]
     moves = [p for p in prices if p.bound == COMMUNICATION]
     room = _room(graph, slots, tied, spare_experts)

@@ -34,7 +34,10 @@ def test_strategies_that_differ_are_named() -> None:
     changed = {**a.placements["model.layers.0"], "linear_3": "replicate"}
     b = replace(a, placements={**a.placements, "model.layers.0": changed})
     line = next(x for x in diff(a, b).splitlines() if "linear_3" in x)
-    assert line.split("  ") != [] and "shard k" in line and "replicate" in line
+    assert "row-parallel" in line and "replicated" in line
+    text = diff(a, replace(a, placements={}))
+    rows = [row for row in text.splitlines() if row.startswith("model.layers.0: ")]
+    assert rows and all(row.split()[-1] == "whole" for row in rows)
 
 
 def test_many_strategies_are_cut_short() -> None:

@@ -70,7 +70,7 @@ def test_compare_tells_the_axis_and_how_attention_differs() -> None:
     line = next(x for x in text.splitlines() if x.startswith("sequence"))
     assert "all-gather" in line and "Ulysses" in line
     row = next(x for x in text.splitlines() if ATTENTION in x)
-    assert "on cp" in row and "shard q" in row and "shard g" in row
+    assert "on cp" in row and "all-gather of keys" in row and "Ulysses" in row
     other = diff(with_cp(), sample.make_plan())
     assert (
         next(x for x in other.splitlines() if x.startswith("sequence")).rstrip().endswith("whole")

@@ -341,3 +341,20 @@ def test_ctrl_c_while_progress_is_shown_returns_the_best_plan_so_far():
     assert found.choice is not None and found.bound_step_seconds is not None
     assert found.bound_step_seconds <= found.choice.step_seconds <= seen[0].best_seconds
     assert any("interrupted" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("pins", ["tp=8", "recompute=full", "schedule=gpipe,pp=4"])
+def test_what_is_faster_than_a_pinned_plan_has_less_of_something(pins):
+    provider = Provider(cluster(8))
+    found = search(provider, provider.on, SearchOptions(16, pins=parse_pins(pins)))
+    others = [
+        *found.alternatives,
+        *(score.choice for score in found.recipes if score.choice),
+        *(near.choice for near in found.neighbours if near.choice),
+    ]
+    assert others
+    for other in others:
+        slower = other.step_seconds >= found.step_seconds
+        assert not other.why or ("more" if slower else "less") in other.why, other.why
+    if pins != "schedule=gpipe,pp=4":
+        assert any("less" in other.why for other in others)
