@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from autopar import zero_bubble
 from autopar.cluster import Cluster
-from autopar.cost.optimizer import OPTIMIZERS
+from autopar.cost.optimizer import OPTIMIZERS, check_host
 from autopar.cost.setting import EVALUATED_PRECISION
 from autopar.errors import UsageError
 from autopar.interleaving import (
@@ -82,6 +82,8 @@ def configuration_from_pins(
     if schedule in DIVIDED:
         _check_divided(schedule, int(pins["zero"]), mesh.ep, pins["recompute"])
     _check_reshard(pins, mesh, chunks)
+    optimizer = pins.get("optimizer", "adamw")
+    check_host(optimizer, cluster.device)
     return Configuration(
         cluster,
         mesh,
@@ -92,7 +94,7 @@ def configuration_from_pins(
         chunks,
         int(pins["zero"]),
         pins.get("precision", precision),
-        pins.get("optimizer", "adamw"),
+        optimizer,
         pins["recompute"],
         {"0": False, "1": True}.get(pins.get("sp", "")),
         reshards=pins.get("reshard") != "none",

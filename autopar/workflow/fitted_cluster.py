@@ -60,7 +60,8 @@ def fitted_device(
     )
     if base is not None:
         tiles = ("processors", "tile_overhead", "matmul_epilogue")
-        device = replace(device, **{key: getattr(base, key) for key in tiles})
+        host = ("host_bytes_per_second", "host_memory_bytes_per_second")
+        device = replace(device, **{key: getattr(base, key) for key in (*tiles, *host)})
     # Large products decide: a sum of seconds weighs by time.
     reached = {dtype: _seconds_at_peak(found, device) for dtype, found in matmuls.items()}
     common = min(1.0, max(reached.values()))

@@ -70,6 +70,18 @@ def test_what_zero_3_gathers_can_be_kept():
     assert not read(whole + ",reshard=none").reshards
 
 
+def test_an_optimizer_on_the_host_needs_one_that_is_known():
+    assert read(BASE + ",optimizer=adamw-host").optimizer == "adamw-host"
+    with pytest.raises(UsageError, match="host's memory is not known apart from that of cpu"):
+        configuration_from_pins(
+            "tp=1,pp=1,zero=0,microbatch=1,recompute=none,optimizer=adamw-host",
+            Cluster.parse("cpu:2"),
+            sequence=8,
+            global_batch=2,
+            precision="fp32",
+        )
+
+
 def test_everything_can_be_named():
     found = read(
         "tp=2,pp=2,dp=4,vp=2,sp=1,zero=1,microbatch=1,microbatches=16,schedule=interleaved,"
