@@ -30,8 +30,10 @@ def with_ranks(cluster: Cluster, ranks: int) -> Cluster:
 
 def sizes_above(cluster: Cluster, most: int) -> list[int]:
     """Numbers of ranks that the cluster can be enlarged to, up to `most`."""
-    found = {with_ranks(cluster, r).size for r in range(cluster.size + 1, most + 1)}
-    return sorted(size for size in found if cluster.size < size <= most)
+    filled = _most_per_node(cluster)
+    node = filled or cluster.ranks_per_node
+    in_node = range(cluster.size + 1, min(filled, most) + 1)
+    return [*in_node, *(s for s in range(node, most + 1, node) if s > max(cluster.size, filled))]
 
 
 def _most_per_node(cluster: Cluster) -> int:

@@ -20,7 +20,8 @@ from autopar.search.more_ranks import sizes_above, with_ranks
 from autopar.search.options import Pins, SearchOptions
 from autopar.search.result import Relaxation
 
-FACTORS = (2, 4, 8, 16)
+# Up to so many times the ranks.
+FACTORS = (2, 4, 8, 16, 32, 64)
 # Of adapters, as PEFT's own examples have it.
 RANK = 16
 
@@ -84,15 +85,16 @@ class _Attempts:
             self._adapters()
         self._offload()
         if self.factory is not None:
-            self._more_ranks("{} x the ranks ({})", self.options, FACTORS[:2])
+            self._more_ranks("{} x the ranks ({})", self.options)
         if self.factory is not None and not any(t.fits for t in self.tried):
+            # What none of them does alone they may do together.
             precision, forced = _leaner(self.options.precision), self.options.forced
             together = replace(self.options, precision=precision, pins=forced)
             if self.options.pins != forced:
                 text = "all of these pins and precision at once"
                 self._try(_Change.of(text, together), self.cluster)
             if not any(t.fits for t in self.tried):
-                self._more_ranks("all at once on {1} ranks", together, FACTORS)
+                self._more_ranks("all at once on {1} ranks", together)
         return self.tried
 
     def _adapters(self) -> None:
@@ -114,10 +116,10 @@ class _Attempts:
             change = _Change.of(f"{text}, precision {leaner}", both, adapters=adapters)
             self._try(change, self.cluster)
 
-    def _more_ranks(self, text: str, options: SearchOptions, factors: tuple[int, ...]) -> None:
+    def _more_ranks(self, text: str, options: SearchOptions) -> None:
         """Twice as many until it fits, then the fewest between that and what did not."""
         too_few, enough = self.cluster.size, 0
-        for factor in factors:
+        for factor in FACTORS:
             on = with_ranks(self.cluster, factor * self.cluster.size)
             if self._try(_Change.of(text.format(factor, on.size), options), on):
                 enough = on.size
