@@ -37,7 +37,8 @@ class BusiestBlock:
         )
         buffer = chain.ints(lambda b: block_moment.gather_buffer_bytes(b, setting, rooted=rooted))
         self._buffered = self._gathered + buffer
-        self._chain = chain
+        self._working = chain.ints(block_moment.working_in_forward)
+        self._fleeting = chain.ints(lambda b: b.fleeting_bytes)
         # Where a block is before it in the interval, as its parameters arrive.
         arrival = self._buffered - chain.ints(lambda b: b.saved_bytes)
         arrival[1:] += buffer[:-1]
@@ -58,9 +59,9 @@ class BusiestBlock:
 
     def _forward(self, rebuilt: int | None) -> Ints:
         if rebuilt is None:
-            return self._buffered + self._chain.ints(block_moment.working_in_forward)
-        first = self._chain.ints(lambda b: block_moment.working_in_first_forward(b, rebuilt))
-        return self._buffered + first - rebuilt
+            return self._buffered + self._working
+        # `block_moment.working_in_first_forward`, less what is rebuilt.
+        return self._buffered + np.minimum(self._fleeting - rebuilt, self._working)
 
     def _most(self, busy: tuple[Ints, Ints], beside: Ints, forward: Ints, *, alone: bool) -> Ints:
         """`alone`: no block of the interval is before it."""

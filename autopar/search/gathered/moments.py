@@ -118,10 +118,12 @@ class StageMoments:
         self.prefetched = before
         last = _last_gathered(self.gathered)
         self.in_forward = np.where(kept, last, 2 * self.gathered)
-        # As parameters arrive, the buffer of the last block before that was gathered is there too.
+        # As parameters arrive, the buffer that the block before had is there too.
         saved = of.saved_ahead[start + 1 : stop + 1] - of.saved_ahead[start:stop]
-        self.arriving = np.where(kept, NONE, 2 * self.gathered - saved)
-        self.arriving[:, 1:] += last[:, :-1]
+        buffer = np.where(kept, last, self.gathered)
+        arriving = 2 * self.gathered - saved
+        arriving[:, 1:] += buffer[:, :-1]
+        self.arriving = np.where(self.gathered > 0, arriving, NONE)
         self._moments: dict[bool, SetMoments] = {}
 
     def moments(self, phase: Phase) -> SetMoments:
